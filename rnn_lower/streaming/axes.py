@@ -23,7 +23,7 @@ CALLS = ""
 
 
 def opened(document: Document, time: str) -> tuple[Document, str, int | None]:
-    """The same with a symbol for the axis of the stream, where that is named by its place and has a fixed size.
+    """The document with a free size for the stream axis, if the axis is named by position and has a fixed size.
 
     time: the name of a size, or INPUT[AXIS]; of several inputs, separated by commas.
     """
@@ -45,7 +45,7 @@ def opened(document: Document, time: str) -> tuple[Document, str, int | None]:
 
 
 def outside(document: Document) -> str | None:
-    """The axis over which the callers carry all that there is to carry; CALLS where each run of the model is one step.
+    """The axis over which the caller already carries all states, or CALLS if each run of the model is one step.
 
     None where there is more to carry over the only axis that is free. Raises RnnLowerError where that is one of a
     fixed size, and UnsupportedError where it is not known: nothing is left as it is unless the analysis finished.
@@ -80,7 +80,7 @@ def outside(document: Document) -> str | None:
 
 
 def one_step(document: Document) -> str | None:
-    """The axis of one frame over which recurrent nodes run; CALLS where each run is one step; None of other models."""
+    """The axis of size 1 over which recurrent nodes run, CALLS if each run is one step, or None."""
     nodes = read_nodes(document.model, document.shape_info)
     if not nodes or not all(map(has_one_step, nodes)):
         return None
@@ -97,7 +97,7 @@ def one_step(document: Document) -> str | None:
 
 
 def _runs_over(document: Document, axis: str) -> bool:
-    """Whether recurrent nodes run over an axis, and all that is done along it is causal."""
+    """Whether recurrent nodes run over an axis, and the model is causal along it."""
     try:
         return any(isinstance(edit, Recurrence) for edit in _carried(*opened(document.copied(), axis)))
     except UnsupportedError:
@@ -111,7 +111,7 @@ def _carried(document: Document, axis: str, baked: int | None) -> list[Any]:
 
 
 def _is_more(document: Document, carried: Sequence[Any], theirs: set[str]) -> bool:
-    """Whether something is to be carried that the callers do not carry already."""
+    """Whether the model needs a state that the caller does not carry yet."""
     return any(
         (isinstance(edit, CARRIED) and not (isinstance(edit, Joined) and inputs_of(document.model, edit.front)))
         or (isinstance(edit, Recurrence) and edit.read.describe() not in theirs)
@@ -120,7 +120,7 @@ def _is_more(document: Document, carried: Sequence[Any], theirs: set[str]) -> bo
 
 
 def _fixed_axes(document: Document) -> list[str]:
-    """The axes of a fixed size, but for those of the states that the callers give."""
+    """The axes of fixed size, except those of states that the caller provides."""
     initial = [
         node.inputs.get(f"initial_{letter}")
         for node in read_nodes(document.model, document.shape_info)
@@ -154,23 +154,23 @@ def stream_axis(document: Document, step: int | None) -> str:
 
 
 def _shapes(document: Document) -> Shapes:
-    """Of the inputs that have to be given."""
+    """The shapes of the required inputs."""
     model = document.model
     return {name: shape for name, shape in declared_shapes(model).items() if name not in model.graph.initializers}
 
 
 def _axes(document: Document) -> list[tuple[str, int, Dim]]:
-    """Each axis of those inputs, and its size."""
+    """Each axis of the required inputs, with its size."""
     return [(name, axis, dim) for name, dims in _shapes(document).items() for axis, dim in enumerate(dims or ())]
 
 
 def _free(document: Document) -> list[str]:
-    """What the sizes are called that are free."""
+    """The names of the free sizes."""
     return list(dict.fromkeys(name for *_, name in free_dims(_shapes(document))))
 
 
 def axes_of(document: Document, time: str) -> dict[str, int]:
-    """Inputs and axes that have a size of this name, or that are named as INPUT[AXIS]."""
+    """The inputs and axes whose size has this name, or that INPUT[AXIS] names."""
     free, nameless = _free(document), (None, *NO_NAMES)
     named = [str(dim) for name, axis, dim in _axes(document) if time == axis_name(name, axis) and dim not in nameless]
     time = named[0] if named else time  # given by its place although it has a name
@@ -189,12 +189,12 @@ def axes_of(document: Document, time: str) -> dict[str, int]:
 
 
 def called(model: ir.Model, streams: Mapping[str, int]) -> str:
-    """The name of the size of the stream in `dims`."""
+    """The key of the stream's size in `dims`."""
     return next(symbol for name, axis, symbol in free_dims(declared_shapes(model)) if streams.get(name) == axis)
 
 
 def external(document: Document) -> list[str]:
-    """Recurrent nodes that start from an input and give their state back, so that the caller carries it.
+    """The recurrent nodes whose state the caller carries: initial state from an input, final state as an output.
 
     A model of one fixed size may give it back in whatever way it likes: it is for one chunk at a time anyway.
     """

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class UnknownShapeError(Exception):
-    """A rule asked for a shape that is not known; the node that it was asked about is refused."""
+    """A rule needs a shape that is unknown; the node is then refused."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AxisInfo:
-    """A value. It is the same for every chunk (axis None), or has one frame of the stream after another along one axis.
+    """The known facts about a value: constant over chunks (axis None), or with the frames of the stream along an axis.
 
     shape: sizes; None when even the rank is unknown, which only a value without the stream may be.
     every: how many frames of the input make one of this value; a part of one where each makes several.
@@ -61,17 +61,17 @@ class AxisInfo:
 
     @property
     def is_timed(self) -> bool:
-        """Whether it is other than the same for every chunk: it carries the stream, or sizes of it."""
+        """Whether the value varies with the chunk: it carries the stream or sizes of the stream."""
         return self.axis is not None or any(element.is_timed for element in self.content or ())
 
     @property
     def size_value(self) -> SizeValue | None:
-        """The sizes that it holds, where they are known."""
+        """The sizes that the value contains, if known."""
         return None if self.content is None else SizeValue(self.rank, self.content)
 
     @property
     def rank(self) -> int:
-        """Of a value whose shape is known."""
+        """The rank of a value with known shape."""
         return len(self.sizes)
 
     @property
@@ -83,39 +83,39 @@ class AxisInfo:
 
     @property
     def frames(self) -> Size:
-        """How many frames it has."""
+        """The number of frames."""
         return frames(1 / self.every, -self.late, cut=self.cut)
 
     @property
     def length(self) -> Size:
-        """The size of the axis of the stream: the frames, and those in front of them."""
+        """The size of the stream axis: the frames and the left padding."""
         return frames(1 / self.every, self.lead - self.late, cut=self.cut)
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing else was merged into the axis of the frames."""
+        """Whether no other axis was merged into the stream axis."""
         return self.axis is not None and not (self.lead or self.trail) and self.sizes[self.axis] == self.frames
 
     @property
     def is_unmerged(self) -> bool:
-        """The same, where left padding may come before the frames."""
+        """Like `is_plain`, but left padding may precede the frames."""
         return self.axis is not None and self.outer == ONE and self.sizes[self.axis] == self.length
 
     def sized(self, length: Size) -> tuple[Size, ...]:
-        """The shape with another size along the stream."""
+        """The shape with another size of the stream axis."""
         return tuple(length if axis == self.axis else dim for axis, dim in enumerate(self.sizes))
 
     def moved(self, axis: int, shape: Sequence[Size], **changes: Any) -> AxisInfo:
-        """The same frames in a value of another shape."""
+        """The info of a value with the same frames in another shape."""
         return dataclasses.replace(self, axis=axis, shape=tuple(shape), content=None, **changes)
 
     def changed(self, shape: Sequence[Size] | None = None, **changes: Any) -> AxisInfo:
-        """The same with other frames, as many as it has then, and perhaps other sizes beside them."""
+        """The info with another number of frames, and perhaps other sizes of the other axes."""
         info = dataclasses.replace(self, shape=tuple(shape or self.sizes), content=None, **changes)
         return dataclasses.replace(info, shape=info.sized(info.length))
 
     def ended(self, shape: Sequence[Size]) -> AxisInfo:
-        """What tells of its frames up to the last one so far."""
+        """The info of a value that is computed from all frames so far."""
         return AxisInfo(tuple(shape), last=True, cut=self.cut)
 
 
@@ -124,7 +124,7 @@ FIXED = AxisInfo(None)
 
 @dataclasses.dataclass
 class RuleContext:
-    """What a rule sees of a node: what is known of its inputs, None for absent ones, and the analysis that it is of."""
+    """The view of a rule on its node: the `AxisInfo` of each input, None for absent ones, and the analysis."""
 
     node: ir.Node
     scope: Scope
@@ -136,20 +136,20 @@ class RuleContext:
         return self.scope.opset
 
     def carry(self, edit: Callable[[Any], None]) -> None:
-        """Have an editor called with that writes what the node has to remember."""
+        """Register a function that will write the node's state."""
         self.analysis.carried.append(edit)
 
     def edit(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Have the node rewritten: function(editor, site, *arguments)."""
+        """Register a rewrite of the node: function(editor, site, *arguments)."""
         self.carry(lambda work: function(work, work.at(self.node), *arguments))
 
     def refuse(self, reason: str) -> UnsupportedError:
-        """The error that names the node."""
+        """An UnsupportedError that names the node."""
         text = f"{self.node.op_type} '{display_name(self.node)}' in {self.scope.path}"
         return UnsupportedError(f"{text} cannot run chunk by chunk: {reason}")
 
     def input(self, index: int) -> AxisInfo:
-        """An input that the operator requires."""
+        """A required input."""
         info = self.optional(index)
         if info is None:
             raise self.refuse(f"input {index} is missing")
@@ -160,7 +160,7 @@ class RuleContext:
         return self.inputs[index] if index < len(self.inputs) else None
 
     def content(self, index: int) -> tuple[Size, ...] | None:
-        """The sizes that an input holds, where it is there and they are known."""
+        """The sizes that an input contains, if it is present and they are known."""
         info = self.optional(index)
         return None if info is None else info.content
 
@@ -172,11 +172,11 @@ class RuleContext:
         return self.input(0)
 
     def known(self, index: int) -> np.ndarray | None:
-        """What an input holds where it is a constant."""
+        """The content of a constant input, else None."""
         return self.analysis.constants.get(self.node.inputs[index]) if index < len(self.node.inputs) else None
 
     def integers(self, index: int, attribute: str, until: int) -> list[int] | None:
-        """What became an input at an opset and was an attribute before; None when it is absent."""
+        """Integers that are an input from some opset on and an attribute before; None if absent."""
         if self.opset < until:
             value = self.attribute(attribute)
             return None if value is None else [int(number) for number in np.atleast_1d(value)]
@@ -197,7 +197,7 @@ class RuleContext:
         return dtype
 
     def selected_dtype(self, index: int) -> ir.DataType:
-        """The element type of an input of which a Where is to select elements, as runtimes do of most types."""
+        """The element type of an input. Raises UnsupportedError if onnxruntime has no Where for it."""
         dtype = self.dtype(index)
         if dtype in (ir.DataType.BOOL, ir.DataType.INT16, ir.DataType.UINT16, ir.DataType.STRING):
             raise self.refuse(
@@ -206,11 +206,11 @@ class RuleContext:
         return dtype
 
     def may_lack_frames(self, info: AxisInfo) -> bool:
-        """Whether a chunk of this value may have no frames, since they come late."""
+        """Whether a chunk of this value may have no frames because of a delay."""
         return bool(info.late) and self.analysis.step is None
 
     def exported(self, dim: Size) -> int | None:
-        """What a size was in the example of an export that has fixed the length of the stream."""
+        """The number that a size had in the example of an export with a fixed stream length."""
         line = None if self.analysis.baked is None else linear(dim)
         number = line[0] * (self.analysis.baked or 0) + line[1] if line else Fraction(0)
         return number.numerator if number and number.denominator == 1 else None
@@ -226,11 +226,11 @@ class RuleContext:
         return int(self.attribute("axis", default)) % max(rank, 1)
 
     def fresh(self, axis: int) -> str:
-        """A symbol for a size of the first output that is not known."""
+        """A symbol for an unknown size of the first output."""
         return f"{self.node.outputs[0].name}#{axis}"
 
     def sizes(self, rank: int, index: int = 0) -> list[Size]:
-        """The sizes of an output as inferred; what is not known has a symbol of its own."""
+        """The inferred sizes of an output, with a new symbol for each unknown one."""
         value = self.node.outputs[index]
         shape = self.analysis.shape_info.shape(value)
         if shape is None or len(shape) != rank:
@@ -242,12 +242,12 @@ class RuleContext:
         return [dim if n is None or dim.number is not None else size(n) for dim, n in zip(found, numbers, strict=True)]
 
     def resized(self, x: AxisInfo, axes: Collection[int], index: int = 0) -> list[Size]:
-        """The sizes of an output: along these axes as inferred, along all others those of a value."""
+        """The sizes of an output: inferred along these axes, and those of a value along the others."""
         inferred = self.sizes(x.rank, index)
         return [inferred[axis] if axis in axes else dim for axis, dim in enumerate(x.sizes)]
 
     def _alone(self, index: int) -> list[int | None]:
-        """The sizes of an output that onnx infers of this node from the numbers that are known of its inputs."""
+        """The sizes of an output that onnx infers for this node alone from the known sizes of its inputs."""
         infos: list[TensorInfo | None] = []
         for position, (value, info) in enumerate(zip(self.node.inputs, self.inputs, strict=True)):
             if value is None or info is None or info.shape is None:
@@ -263,7 +263,7 @@ class RuleContext:
 
 
 def along(ctx: RuleContext, info: AxisInfo) -> int:
-    """The axis of the stream of a value that has it."""
+    """The stream axis of a value that carries the stream."""
     if info.axis is None:
         raise ctx.refuse("its result depends on the length of the stream")
     return info.axis

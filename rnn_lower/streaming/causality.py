@@ -25,7 +25,7 @@ from rnn_lower.streaming.shapes import filled_shape
 
 
 class CausalityAnalysis:
-    """One pass over a model without functions; the model stays unchanged.
+    """The causality analysis: one pass over a model without functions, which stays unchanged.
 
     streams: the axis of the stream in each input that has it.
     delay: whether outputs may lack frames at the end of a run over the whole.
@@ -95,7 +95,7 @@ class CausalityAnalysis:
         return self.infos[value]
 
     def _fixed(self, value: ir.Value) -> AxisInfo:
-        """A value that is the same for every chunk, with what is known of its shape."""
+        """The info of a value that is the same for every chunk."""
         tensor = known_tensor(value)
         held = tensor.numpy() if tensor is not None and tensor.size <= LONGEST else None
         if (known := self.constants.get(value) if tensor is None else held) is not None:
@@ -106,7 +106,7 @@ class CausalityAnalysis:
         return AxisInfo(tuple(size(self.known_size(value, axis, n)) for axis, n in enumerate(shape)))
 
     def known_size(self, value: ir.Value, axis: int, dim: Dim) -> int | str:
-        """A size that inference has found, with a symbol of its own unless inputs have it, too."""
+        """An inferred size; a symbol becomes unique unless an input has it, too."""
         return dim if isinstance(dim, int) else str(dim) if dim in self._names else f"{value.name}#{axis}"
 
     def _graph(self, scope: Scope) -> list[AxisInfo]:
@@ -122,7 +122,7 @@ class CausalityAnalysis:
         return [self._info_of(value) for value in scope.graph.outputs]
 
     def _refined(self, value: ir.Value, info: AxisInfo) -> AxisInfo:
-        """With the numbers that shape inference finds for sizes that a rule could not tell."""
+        """The info with inferred numbers in place of sizes that a rule left unknown."""
         inferred = self.shape_info.shape(value)
         if info.shape is None or inferred is None or len(inferred) != len(info.shape) or info.content is not None:
             return info
@@ -175,7 +175,7 @@ class CausalityAnalysis:
         return [dataclasses.replace(info, offsets=index_offsets(ctx, info)) for info in rule.follow(ctx)]
 
     def captured(self, node: ir.Node) -> list[AxisInfo]:
-        """What is known of values of graphs around that the bodies of a node use."""
+        """The infos of outer values that the bodies of a node use."""
         bodies = [body for _, body in subgraphs(node)]
         used = {value for body in bodies for inner in body.all_nodes() for value in inner.inputs if value is not None}
         used |= {value for body in bodies for value in body.outputs}
@@ -183,5 +183,5 @@ class CausalityAnalysis:
         return [self._info_of(value) for value in used if value.graph not in graphs]
 
     def branch(self, scope: Scope, graph: ir.Graph) -> list[AxisInfo]:
-        """What is known of the outputs of a body."""
+        """The infos of the outputs of a body."""
         return self._graph(next(inner for inner in scope.bodies() if inner.graph is graph))

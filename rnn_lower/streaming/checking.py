@@ -77,7 +77,7 @@ def _compare_chunks(
 def _compare_calls(
     chunked: ChunkedRuns, index: int, judge: ModelPair, fused: ModelPair, comparison: Comparison
 ) -> None:
-    """Compare runs one after another, and the first of them with the original, which begins anew each time."""
+    """Compare consecutive runs, the first of them with the original, which forgets its states after each run."""
     names, runner = list(chunked.plan.outputs), ModelPair(chunked.made, chunked.made)
     sessions = [StreamingSession(pair.original, run=pair.original_results) for pair in (fused, runner)]
     for feeds in chunked.calls(index):

@@ -26,7 +26,7 @@ CALLS = 6
 
 
 class ChunkedRuns:
-    """What runs of the original and of a streaming model have in common.
+    """Sampling and chunking for runs of the original and of a streaming model.
 
     step: what chunks are a multiple of.  fixed_step: the only length of a chunk, None where it is free.
     remembered: so many steps an output looks back at, so that less would show some of the first states only.
@@ -43,7 +43,7 @@ class ChunkedRuns:
         self, index: int, steps: int, run: Callable[[Feeds], T], failure: type[Exception],
         nodes: Sequence[RecurrentNode] | None = None,
     ) -> T | str:  # fmt: skip
-        """What a run over so many steps, beyond those that give nothing yet, gives for sampled inputs; or why none did.
+        """The results of the original over so many steps after the delay, for sampled inputs; or why no sample ran.
 
         failure: what `run` raises for inputs that the original does not accept.
         """
@@ -67,7 +67,7 @@ class ChunkedRuns:
         return why
 
     def chunkings(self, feeds: Feeds, index: int, sizes: Sequence[int], mixed: int) -> Iterator[list[int]]:
-        """Lengths of chunks: all of a size, in steps, some that are mixed, and the whole."""
+        """The chunk lengths to try: equal ones, mixed ones, and the whole sequence."""
         name, axis = next(iter(self.plan.inputs.items()))
         frames, step = feeds[name].shape[axis], self.step
         count, rng = frames // step, np.random.default_rng([self.seed, index])
@@ -82,7 +82,7 @@ class ChunkedRuns:
         yield [frames]
 
     def stream_through(self, session: StreamingSession, feeds: Feeds, lengths: Sequence[int]) -> list[Any]:
-        """The outputs of a whole run, made chunk by chunk."""
+        """The outputs of a run chunk by chunk, concatenated."""
         plan, begin, parts = session.plan, 0, []
         self.chunks, self.borders = self.chunks + len(lengths), self.borders + len(lengths) - 1
         from_caller = {state.input for state in plan.states if state.first is None}
@@ -101,14 +101,14 @@ class ChunkedRuns:
         return outputs
 
     def begun(self, name: str, whole: Any, result: Any) -> Any:
-        """An output over the whole, without the frames that come when the stream goes on."""
+        """An output over the whole sequence, without the frames that a stream would only emit later."""
         axis = self.plan.outputs[name]
         if name not in self.plan.cut or not isinstance(axis, int):
             return whole
         return np.take(whole, range(min(whole.shape[axis], result.shape[axis])), axis)
 
     def calls(self, index: int) -> Iterator[Feeds]:
-        """Inputs for runs one after another, of the same shapes; the callers' states come with the first."""
+        """Inputs of equal shapes for consecutive runs; the first also has the caller's states."""
         fixed, rng = fixed_sizes(self.original.model, self.made.proto), np.random.default_rng([self.seed, index])
         feeds = next(samples.Samples(self.original.model, self.seed, fixed).candidates(index))
         theirs = {state.input for state in self.plan.states if state.first is None}
@@ -121,7 +121,7 @@ class ChunkedRuns:
 
 
 def fixed_step(document: Document, plan: Plan) -> int | None:
-    """The only length of a chunk, None where it is free."""
+    """The fixed length of a chunk, or None."""
     for name, axis in plan.inputs.items():
         value = next(value for value in document.proto.graph.input if value.name == name)
         dim = value.type.tensor_type.shape.dim[axis]

@@ -14,7 +14,7 @@ from rnn_lower.transforms.evaluate import evaluate_node
 
 
 def content_of(ctx: RuleContext) -> AxisInfo | None:
-    """What a node makes of sizes, where it is known."""
+    """The sizes that a node computes from sizes, if known."""
     node, x = ctx.node, ctx.inputs[0] if ctx.inputs else None
     if node.op_type == "Shape":
         content = None if x is None or x.shape is None else shape_sizes(node, _whole_shape(x))
@@ -33,18 +33,18 @@ def content_of(ctx: RuleContext) -> AxisInfo | None:
 
 
 def _whole_shape(x: AxisInfo) -> tuple[Size, ...]:
-    """The shape in a run over the whole, where frames stand behind the stream."""
+    """The shape in a run over the whole sequence, if frames follow the stream."""
     return x.sized(computed(1 / x.every, x.lead - x.late + x.trail)) if x.trail and not x.cut else x.sizes
 
 
 def _is_for_ranges(node: ir.Node) -> bool:
-    """Whether only Ranges take what a node gives."""
+    """Whether only Range nodes read the output of a node."""
     users = node.outputs[0].uses()
     return bool(users) and all(user.op_type == "Range" for user, _ in users) and not node.outputs[0].is_graph_output()
 
 
 def _divided(ctx: RuleContext, operands: list[SizeValue | None]) -> SizeValue | None:
-    """A part of the frames, which chunks of a multiple of so many have without a remainder."""
+    """The quotient of the number of frames, exact for chunks of a multiple of the divisor."""
     known = [operand.elements[0] for operand in operands if operand is not None and len(operand.elements) == 1]
     line, divisor = (linear(known[0]), known[1].number) if len(known) == 2 else (None, None)
     if ctx.node.op_type != "Div" or line is None or not line[0] or divisor is None or divisor < 1:
@@ -60,26 +60,26 @@ def _info(value: SizeValue) -> AxisInfo:
 
 
 def constant_content(array: np.ndarray) -> AxisInfo:
-    """A constant; integers of rank 0 or 1 may be sizes."""
+    """The info of a constant; integers of rank 0 or 1 may be sizes."""
     held = constant_sizes(array)
     return AxisInfo(tuple(map(size, array.shape)), content=None if held is None else held.elements)
 
 
 class Constants:
-    """The constants of a model, those included that nodes compute from others."""
+    """The constants of a model, including those that nodes compute from constants."""
 
     def __init__(self) -> None:
         self._found: dict[ir.Value, np.ndarray] = {}
 
     def get(self, value: ir.Value | None) -> np.ndarray | None:
-        """What a value holds where that is known."""
+        """The content of a value, if known."""
         if value in self._found:
             return self._found[value]  # type: ignore[index]
         tensor = known_tensor(value)
         return None if tensor is None else tensor.numpy()
 
     def put(self, value: ir.Value, info: AxisInfo, dtype: ir.DataType | None) -> None:
-        """Keep the sizes that a value holds, where all of them are known."""
+        """Store the sizes that a value contains, if all are known."""
         held = info.size_value
         if held is not None and held.numbers is not None and dtype is not None and dtype.is_integer():
             self._found[value] = np.array(held.numbers, dtype.numpy()).reshape((-1,) if held.rank else ())

@@ -25,7 +25,7 @@ PASSES_ON = (*DATA_MOVEMENT, "Cast")
 
 
 def outputs_of(model: ir.Model, value: ir.Value, computed: bool = False) -> set[ir.Value]:
-    """The outputs of the model that a value is, or is part of, without any computation; computed: with any."""
+    """The model outputs that a value reaches by moves only. computed: by any operators."""
     owners = {id(body): node for node, _ in nodes(model) for _, body in subgraphs(node)}
 
     def step(current: ir.Value) -> Iterable[ir.Value]:
@@ -46,7 +46,7 @@ def outputs_of(model: ir.Model, value: ir.Value, computed: bool = False) -> set[
 
 
 def inputs_of(model: ir.Model, value: ir.Value) -> set[ir.Value]:
-    """The inputs that have to be given of which a value is, or is part, without any computation."""
+    """The required inputs that reach a value by moves only."""
 
     def step(current: ir.Value) -> Iterable[ir.Value]:
         node = current.producer()
@@ -63,7 +63,7 @@ def inputs_of(model: ir.Model, value: ir.Value) -> set[ir.Value]:
 
 
 def has_one_step(node: RecurrentNode) -> bool:
-    """Whether a recurrent node has one step in each run, whatever the sizes of the inputs."""
+    """Whether a recurrent node has one step in each run, for all input sizes."""
     maker = node.inputs["X"].producer()
     if node.static_length == 1 or maker is None or maker.op_type != "Unsqueeze":
         return node.static_length == 1

@@ -26,7 +26,7 @@ from rnn_lower.streaming.state_caches import DelayBuffer
 
 
 def held(ctx: RuleContext, x: AxisInfo, reach: int, index: int = 0, **changes: Any) -> DelayBuffer:
-    """What a node holds back of an input. Raises UnsupportedError where that cannot be written."""
+    """A delay buffer for the last frames of an input. Raises UnsupportedError if it cannot be emitted."""
     if ctx.opset < 11:
         raise ctx.refuse(f"its frames are delayed, which needs opset 11 or newer; the model has opset {ctx.opset}")
     if not x.is_unmerged or x.lead != changes.get("lead", 0):
@@ -35,7 +35,7 @@ def held(ctx: RuleContext, x: AxisInfo, reach: int, index: int = 0, **changes: A
 
 
 def settled(x: AxisInfo, delay: bool) -> AxisInfo:
-    """A value without its trail: that is what comes when the stream goes on. Raises UnsupportedError unless `delay`."""
+    """A value without the frames that depend on the future. Raises UnsupportedError unless `delay` allows for them."""
     if x.trail < 0 or (x.trail and not delay):
         raise UnsupportedError(
             x.blame
@@ -46,7 +46,7 @@ def settled(x: AxisInfo, delay: bool) -> AxisInfo:
 
 
 def settle(ctx: RuleContext, passes: bool) -> None:
-    """Settle the inputs unless the operator passes each frame on, and all inputs have the same trail."""
+    """`settle` the inputs, unless the operator works frame by frame and all inputs have the same trail."""
     hold_back_ends(ctx)
     timed = [info for info in ctx.inputs if info is not None and info.axis is not None]
     if ctx.node.op_type not in (*ELEMENTWISE, "Concat") and any(info.trail < 0 for info in timed):
@@ -57,7 +57,7 @@ def settle(ctx: RuleContext, passes: bool) -> None:
 
 
 def hold_back_ends(ctx: RuleContext) -> None:
-    """What has its last frames cut off meets a value that is as many frames late: it comes as late without them."""
+    """Delay inputs whose last frames were cut off, if they meet an input that is delayed by as many frames."""
     late = {info.late for info in ctx.inputs if info is not None and info.late}
     for index, info in enumerate(ctx.inputs):
         if info is not None and info.trail < 0 and late == {-info.trail}:
@@ -66,7 +66,7 @@ def hold_back_ends(ctx: RuleContext) -> None:
 
 
 def wait_for_each_other(ctx: RuleContext) -> None:
-    """Where inputs of a node come late by different numbers of frames, the earlier ones are held back."""
+    """Hold back the earlier inputs of a node if its inputs have different delays."""
     timed = {index: info for index, info in enumerate(ctx.inputs) if info is not None and info.axis is not None}
     if ctx.node.op_type == "Gather" and len(timed) > 1:  # of frames by their indices, which are replaced
         return
@@ -82,13 +82,13 @@ def wait_for_each_other(ctx: RuleContext) -> None:
 
 
 def mask_early(ctx: RuleContext, x: AxisInfo, fill: Any) -> None:
-    """Where late frames mean nothing at first, have this in place of them, as it stands in front of the stream."""
+    """Replace the meaningless first frames of a delayed value with the left padding."""
     if x.late and ctx.analysis.step is not None:
         ctx.edit(mask, x, filled((), fill, ctx.dtype(0)))
 
 
 def cropped(ctx: RuleContext, x: AxisInfo, first: int, behind: int, gone: bool = True) -> AxisInfo:
-    """The frames of a value but for the first and the last ones; the first include all of its padding in front."""
+    """A value without its first and last frames; the first ones include all left padding."""
     ctx.carry(held(ctx, x, first + behind + 1, crop=first, gone=gone, lead=x.lead))
     ahead = first - x.lead
     return x.changed(lead=0, late=x.late + ahead + behind, dropped=x.dropped + ahead)

@@ -34,7 +34,7 @@ _NAMED = "rnn_lower.named"
 
 
 class Site:
-    """A node that is rewritten: nodes are written before and behind it, and its inputs, outputs and attributes change.
+    """A node to rewrite, with builders for the nodes before and after it.
 
     name: of the node, for what is written for it.  owner: the node, for messages.
     """
@@ -48,7 +48,7 @@ class Site:
         return ir.Value(name=self.message.input[index])
 
     def feed(self, index: int, operand: Operand) -> None:
-        """Let the node take an operand in place of an input, of which it may have fewer."""
+        """Set an input of the node to an operand, and extend the inputs if needed."""
         value = self.before.value(operand)
         put(self.message.input, index, "" if value is None else str(value.name))
 
@@ -56,13 +56,13 @@ class Site:
         return ir.Value(name=self.message.output[index])
 
     def divert(self, name: str = "chunk", index: int = 0) -> ir.Value:
-        """The node's output under another name, so that something else takes the place of it."""
+        """Rename the node's output, so that another value can take its name."""
         value = self.behind.new_value(name)
         put(self.message.output, index, str(value.name))
         return value
 
     def rename(self, operand: Operand, name: str) -> None:
-        """Rename an emitted value to a name that the model uses; an Identity passes on any other value under it."""
+        """Rename an emitted value to a name of the model; an Identity copies any other value to this name."""
         assert isinstance(operand, ir.Value)
         old = operand.name
         if name_value(self.behind, operand, name):
@@ -74,14 +74,14 @@ class Site:
             (there or self.message.attribute.add()).CopyFrom(helper.make_attribute(key, content))
 
     def replace(self, op_type: str) -> None:
-        """Make the node one of its first input alone, without attributes."""
+        """Turn the node into another operator of its first input, without attributes."""
         self.message.op_type = op_type
         del self.message.input[1:]
         del self.message.attribute[:]
 
 
 class GraphEditor:
-    """Changes the protobuf of a document, which is good for nothing else afterwards.
+    """Edits the protobuf of a document in place; do not use the document's onnx_ir view afterwards.
 
     states, notes: what is carried, and what a user should know.
     left: inputs whose state is left to the caller.  back: by these, the outputs that give it back, and of which node.
@@ -115,7 +115,7 @@ class GraphEditor:
         self.seen: str | None = None
 
     def at(self, node: ir.Node) -> Site:
-        """Where a node is rewritten."""
+        """The `Site` of a node."""
         message = self.document.message(node)
         if id(message) not in self._sites:
             with self._first.scope(display_name(node)):
@@ -123,7 +123,7 @@ class GraphEditor:
         return self._sites[id(message)]
 
     def pair_left(self) -> None:
-        """Make a state of each input that is left to the caller and that one output gives back."""
+        """Make a state of each input that the caller provides and that one output returns."""
         inputs = {value.name: value for value in self.document.model.graph.inputs}
         for name in sorted(self.left):
             value, (back, node) = inputs[name], self.back[name]
@@ -132,7 +132,7 @@ class GraphEditor:
                 self.states.append(State(name, min(back), (), value.dtype.name, node, None))
 
     def finish(self) -> None:
-        """Put everything in place."""
+        """Apply all edits."""
         if self.reset is not None:
             if theirs := [state.input for state in self.states if state.first is None]:
                 raise UnsupportedError(
@@ -146,7 +146,7 @@ class GraphEditor:
         put_around(self.graph, self._first, ())
 
     def _forget_lengths(self) -> None:
-        """Take back numbers that are declared as the length of the stream: those of the example of an export."""
+        """Drop declared numbers that were the stream length of the export's example."""
         timed = {str(value.name): info for value, info in self.infos.items() if info.axis is not None}
         for message in (*self.graph.value_info, *self.graph.output):
             dims, info = message.type.tensor_type.shape.dim, timed.get(message.name)
@@ -160,7 +160,7 @@ class GraphEditor:
     def first(
         self, owner: str, value: ir.Value | None, shape: tuple[Size, ...], dtype: ir.DataType
     ) -> tuple[np.ndarray, tuple[Size, ...]]:
-        """The value of a state before the first chunk, and its shape. Raises FromInput when the caller gives it."""
+        """The initial value of a state, and its shape. Raises FromInput if an input determines it."""
         self.check_sizes(owner, shape)
         if value is None:
             return filled(shape, 0, dtype), shape
@@ -184,7 +184,7 @@ class GraphEditor:
     def resettable(
         self, site: Site, source: str, first: np.ndarray, shape: tuple[Size, ...], axis: int | None
     ) -> ir.Value:  # fmt: skip
-        """The state, or its first value in the rows that are set back."""
+        """The state, with its initial value in the rows that are reset."""
         value = ir.Value(name=source)
         if self.reset is None:
             return value
@@ -204,7 +204,7 @@ class GraphEditor:
     def take_state(
         self, site: Site, what: str, first: np.ndarray, shape: tuple[Size, ...], rows: int | None
     ) -> tuple[State, ir.Value]:
-        """A state, and its value now: a new input of the model, or its first value in rows that are reset.
+        """A new state, and its current value: a new model input, or the initial value in rows that are reset.
 
         what: the state is, in its name.  first: its value before the first chunk, whose type it has.
         """
@@ -215,12 +215,12 @@ class GraphEditor:
         return state, self.resettable(site, source, first, shape, rows)
 
     def hand_on(self, site: Site, operand: Operand, state: State) -> None:
-        """Make a value the output that the next chunk is given as the state."""
+        """Make a value the state output for the next chunk."""
         self.surface(site, operand, state)
         self.states.append(state)
 
     def surface(self, site: Site, operand: Operand, state: State) -> None:
-        """Make a value an output of the main graph; a branch that is not taken hands the state on as it was."""
+        """Make a value of a branch an output of the main graph; the other branch passes the state on unchanged."""
         assert isinstance(operand, ir.Value)
         value, name, source, dtype = str(operand.name), state.output, state.input, ir.DataType[state.dtype]
         chain = self._chains[id(site.message)]
@@ -246,7 +246,7 @@ class GraphEditor:
     # -- chunks of one length --------------------------------------------------------------------------------------
 
     def warm_up(self) -> ir.Value:
-        """The state that counts the frames before the chunk."""
+        """The state that counts the frames before the chunk, up to the warm-up."""
         if self.seen is None:
             self.seen, result = (self.names.unique(f"warm_up/frames_{end}") for end in ("in", "out"))
             seen, first = self.add_input(self.seen, INT64, (ONE,)), np.zeros(1, np.int64)
@@ -257,7 +257,7 @@ class GraphEditor:
         return ir.Value(name=self.seen)
 
     def is_before(self, site: Site, late: int, every: Fraction, frames: np.ndarray | None = None) -> ir.Value:
-        """Whether a chunk, or each of some frames of it, comes before the first that means something."""
+        """Whether a chunk, or each of its frames, precedes the first meaningful frame."""
         if self.opset < 9:
             raise UnsupportedError(
                 f"delayed frames with --step need opset 9 or newer; the model has opset {self.opset}"
@@ -267,7 +267,7 @@ class GraphEditor:
         return site.before.op("Less", scaled, constant(limit, INT64, "limit"), name="early")
 
     def are_early(self, site: Site, x: AxisInfo) -> ir.Value:
-        """Whether each frame of a value in a chunk comes before the first that means something, along its axis."""
+        """A mask along the stream axis: whether each frame precedes the first meaningful frame."""
         assert self.step is not None
         assert x.axis is not None
         frames = np.arange(int(self.step / x.every)).reshape(-1, *[1] * (x.rank - 1 - x.axis))
@@ -276,30 +276,30 @@ class GraphEditor:
     # -- the graph -------------------------------------------------------------------------------------------------
 
     def are_alternatives(self, first: ir.Node, second: ir.Node) -> bool:
-        """Whether two nodes lie in different branches of the same If, so that one of them runs at most."""
+        """Whether two nodes are in different branches of the same If, so that at most one of them runs."""
         a, b = (self._chains[id(self.document.message(node))] for node in (first, second))
         return bool(a) and len(a) == len(b) and a[-1][0] is b[-1][0] and a[-1][1] is not b[-1][1]
 
     def is_nested(self, site: Site) -> bool:
-        """Whether a node lies in the body of another."""
+        """Whether a node is in the body of another node."""
         return bool(self._chains[id(site.message)])
 
     def replace_input(self, site: Site, index: int, operand: Operand) -> None:
-        """Let a node take an operand in place of an input, and what only computed that input go."""
+        """Replace an input of a node, and delete the nodes that only computed the old one."""
         old = site.node.inputs[index] if index < len(site.node.inputs) else None
         if old is not None:
             self.replaced[site.node, index] = old
         site.feed(index, operand)
 
     def _find_chains(self, graph: onnx.GraphProto, chain: list[tuple[onnx.NodeProto, onnx.GraphProto]]) -> None:
-        """The nodes, outermost first, in whose bodies each node lies."""
+        """The enclosing nodes of each node, outermost first."""
         for node in graph.node:
             self._chains[id(node)] = chain
             for body in protobuf.graphs_of(node):
                 self._find_chains(body, [*chain, (node, body)])
 
     def _dead(self) -> set[int]:
-        """Nodes that computed initial states and have no other use; initializers of that kind go at once."""
+        """The nodes that only computed initial states; unused initializers are deleted at once."""
         gone: set[ir.Node] = set()
         unused: set[str | None] = set()
         written = (node for site in self._sites.values() for b in (site.before, site.behind) for node in b.nodes)
@@ -324,7 +324,7 @@ class GraphEditor:
         return {id(self.document.message(node)) for node in gone}
 
     def _insert(self, graph: onnx.GraphProto, dead: set[int]) -> None:
-        """Put the new nodes where they belong, bodies before the graphs that they lie in."""
+        """Insert the new nodes, bodies before the graphs that contain them."""
         nodes: list[onnx.NodeProto] = []
         for node in graph.node:
             for body in protobuf.graphs_of(node):
@@ -336,14 +336,14 @@ class GraphEditor:
 
 
 def graph_builder(model: onnx.ModelProto, scope: str, names: Names | None = None) -> GraphBuilder:
-    """A builder of nodes for the main graph of a protobuf model, which `put_around` puts there."""
+    """A builder for nodes of the main graph of a protobuf model; `put_around` inserts them."""
     names = names or Names(name for holder in protobuf.holders(model) for name in protobuf.names_of(holder))
     pool = ConstantPool(names, model.ir_version < 4)
     return GraphBuilder(opset_of(model) or 0, ir.DataType.FLOAT, names, pool, scope)
 
 
 def put_around(graph: onnx.GraphProto, first: GraphBuilder, last: Iterable[ir.Node]) -> None:
-    """Put the nodes of a builder in front of all others, some behind them, and its constants among the weights."""
+    """Insert the nodes of a builder before or after all others, and its constants as initializers."""
     _replace(graph, [*_messages(first), *graph.node, *map(ir.serde.serialize_node, last)])
     for value in first.pool.all_initializers:
         assert value.const_value is not None
@@ -351,7 +351,7 @@ def put_around(graph: onnx.GraphProto, first: GraphBuilder, last: Iterable[ir.No
 
 
 def name_value(b: GraphBuilder, operand: Operand, name: str) -> bool:
-    """Give a value that a builder wrote a name of the model's; False where an Identity passes on what has one already.
+    """Give an emitted value a name of the model; return False if an Identity copies it instead.
 
     Equal nodes are one, so that a value may be named more than once.
     """
@@ -375,20 +375,20 @@ def _replace(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
 
 
 def put(names: Any, index: int, name: str) -> None:
-    """Set an input or output of a node, which may have fewer."""
+    """Set an input or output of a node, and extend the list if needed."""
     names.extend([""] * (index + 1 - len(names)))
     names[index] = name
 
 
 def filled(shape: Sequence[Size], fill: Any, dtype: ir.DataType) -> np.ndarray:
-    """An array of one value, of size 1 along axes whose size is not known."""
+    """An array filled with one value; unknown sizes become 1."""
     if fill == -np.inf and dtype.is_integer():  # pooling: nothing may be larger than what was not there
         fill = np.iinfo(dtype.numpy()).min
     return np.full([1 if dim.number is None else dim.number for dim in shape], fill, dtype.numpy())
 
 
 def declared(name: str, dtype: ir.DataType, shape: Sequence[Size]) -> onnx.ValueInfoProto:
-    """An input or output, as far as its sizes have names."""
+    """The declaration of an input or output; sizes without a name stay open."""
     sizes = [
         dim.number if dim.number is not None
         else dim.of[0] if len(dim.of) == 1 and dim.times == 1 and "#" not in dim.of[0] else None
@@ -398,7 +398,7 @@ def declared(name: str, dtype: ir.DataType, shape: Sequence[Size]) -> onnx.Value
 
 
 def computed_size(b: GraphBuilder, dim: Size, symbols: Mapping[str, tuple[str, int]]) -> Operand:
-    """A size as a vector of one, read off the inputs."""
+    """A size, read from the inputs, as int64 [1]."""
     result: Operand = constant([dim.times.numerator], INT64, "number")
     for symbol in dim.of:
         source, axis = symbols[symbol]

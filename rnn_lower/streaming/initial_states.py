@@ -21,13 +21,13 @@ NUMBERS = (1, 2, 3, 7, 32)
 
 
 class FromInput(UnsupportedError):
-    """What is asked for is computed from an input, which the caller gives."""
+    """The requested value depends on an input, so the caller must provide it."""
 
 
 def evaluate(
     document: Document, infos: Mapping[ir.Value, AxisInfo], value: ir.Value, shape: Sequence[Size]
 ) -> tuple[np.ndarray, tuple[Size, ...]]:  # fmt: skip
-    """The value with one of each axis that has a symbol, being repeated for other sizes; or a constant as it is.
+    """The value with size 1 along symbolic axes, if it only repeats along them; or a constant.
 
     Raises FromInput when it is computed from an input, UnsupportedError when it depends on sizes in another way.
     """
@@ -48,7 +48,7 @@ def evaluate(
 
 
 def _at(document: Document, infos: Mapping[ir.Value, AxisInfo], value: ir.Value, number: int) -> np.ndarray:
-    """The value when all symbols are this number."""
+    """The value with this number for all symbols."""
     nodes: dict[ir.Node, onnx.NodeProto] = {}
     held: dict[str, np.ndarray] = {}
 

@@ -19,7 +19,7 @@ INT32, DOUBLE, BOOL = ir.DataType.INT32, ir.DataType.DOUBLE, ir.DataType.BOOL
 
 
 def count_down(work: GraphEditor, read: RecurrentNode, batch: Size) -> ir.Value:
-    """Count the lengths down; answers the mask of rows that had ended before this chunk, broadcast to a state.
+    """Emit the remaining lengths; returns the mask of rows that ended before this chunk, broadcast to a state.
 
     What is left of a row is its length, then -1: a row of no frames at all has a final state of zeros, which one
     that has ended before must not get.
@@ -45,7 +45,7 @@ def count_down(work: GraphEditor, read: RecurrentNode, batch: Size) -> ir.Value:
 
 
 def _count(work: GraphEditor, site: Site, read: RecurrentNode, batch: Size) -> tuple[ir.Value, ir.Value]:
-    """How many frames each row has in this chunk, and whether it had ended before."""
+    """The frames of each row in this chunk, and whether the row ended before."""
     lengths = read.inputs["sequence_lens"]
     shape: tuple[Size, ...] = (batch,)
     root, b = _root(work, lengths, read.describe()), site.before
@@ -74,7 +74,7 @@ def _count(work: GraphEditor, site: Site, read: RecurrentNode, batch: Size) -> t
 
 
 def _root(work: GraphEditor, value: ir.Value, owner: str) -> ir.Value:
-    """The input behind lengths, which must serve nothing else: it becomes what is left of them."""
+    """The input that provides the lengths, which must have no other use, because it becomes a state."""
     node = value.producer()
     while node is not None and node.op_type in ("Cast", "Identity") and node.inputs[0] is not None:
         value = node.inputs[0]

@@ -23,7 +23,7 @@ FIELDS = ("node", "state", "end", "index")
 
 
 def renamed(model: onnx.ModelProto, plan: Plan, template: str) -> Plan:
-    """Name the states by a template, in the plan and in the model."""
+    """Rename the states by a template, in the plan and in the model."""
     names: dict[str, str] = {}
     for index, state in enumerate(state for state in plan.states if state.first is not None):
         node, _, last = state.input.rpartition("/")
@@ -60,7 +60,7 @@ def _formatted(template: str, fields: Mapping[str, object]) -> str:
 
 
 def packed(model: onnx.ModelProto, plan: Plan) -> Plan:
-    """Pack all states of an element type into one tensor, [batch, elements] if the batch size is free.
+    """Pack all states of one element type into one tensor, [batch, elements] if the batch size is free.
 
     The states of callers stay as they are. Raises UnsupportedError for states that grow, or are of several batches.
     """
@@ -84,7 +84,7 @@ def packed(model: onnx.ModelProto, plan: Plan) -> Plan:
 
 
 def _rows(state: State) -> Size:
-    """The free batch of a state, or one."""
+    """The free batch size of a state, or 1."""
     free = [each for each in state.shape if each.of]
     if any(GROWS in each.of for each in free):
         raise UnsupportedError(
@@ -98,7 +98,7 @@ def _rows(state: State) -> Size:
 
 
 def _pack(ahead: GraphBuilder, behind: GraphBuilder, states: list[State], rows: Size) -> State:
-    """One state for several, of which each is some of the columns of a row."""
+    """One state that contains several, each in some columns of its rows."""
     dtype, firsts, parts, start = ir.DataType[states[0].dtype], list[np.ndarray](), list[Operand](), 0
     source, result = (ahead.unique_name(f"{np.dtype(dtype.numpy()).name}_{end}") for end in ("in", "out"))
     packed_state = ir.Value(name=source)

@@ -22,7 +22,7 @@ def change_attributes(_: GraphEditor, site: Site, attributes: Mapping[str, Any])
 def replace_arguments(
     work: GraphEditor, site: Site, inputs: Mapping[int, Sequence[int]], attributes: Sequence[str] = (), since: int = 0
 ) -> None:
-    """Give a node inputs of integers, or attributes of these names before the opset of `since`."""
+    """Set integer inputs of a node, or attributes of these names below the opset `since`."""
     if work.opset < since:
         site.change(dict(zip(attributes, map(list, inputs.values()), strict=True)))
         return
@@ -35,20 +35,20 @@ def replace_constant(work: GraphEditor, site: Site, index: int, array: np.ndarra
 
 
 def mask(work: GraphEditor, site: Site, x: AxisInfo, fill: np.ndarray) -> None:
-    """Put what stands in front of the stream in place of the frames of the first input that mean nothing."""
+    """Replace the meaningless frames of the first input with the left padding."""
     early = work.are_early(site, x)
     filling = constant(fill, ir.DataType.from_numpy(fill.dtype), "fill")
     site.feed(0, site.before.op("Where", early, filling, site.input(), name="masked"))
 
 
 def copy_zeros(_: GraphEditor, site: Site) -> None:
-    """Let 0 in the shape of a Reshape be a size that stays."""
+    """Make 0 in the shape of a Reshape copy the input's size."""
     if "allowzero" in site.node.attributes:
         site.change({"allowzero": 0})
 
 
 def tell_sizes(work: GraphEditor, site: Site, sizes: Sequence[Size]) -> None:
-    """Compute the shape of a Reshape without -1, which stands for nothing where there are no frames.
+    """Compute the shape of a Reshape without -1, which is undefined for chunks without frames.
 
     Sizes of the batch are read off the inputs. A sum: onnxruntime puts -1 into shapes that are concatenated.
     """
@@ -67,7 +67,7 @@ def _numbers(numbers: Any) -> Operand:
 
 
 def take_the_rest(work: GraphEditor, site: Site, x: AxisInfo, index: int, rank: int, number: int | None) -> None:
-    """Let a Reshape have 0, -1, or None for its frames, as the size at an index: no other is possible."""
+    """Set the size at an index of a Reshape's shape to a number, or to the stream's size if `number` is None."""
     here, rest = constant(np.arange(rank) == index, ir.DataType.BOOL, "here"), constant(number or 0, INT64, "rest")
     counted = None if number is not None or x.axis is None else site.before.size(site.input(), x.axis, x.rank)
     site.feed(1, site.before.op("Where", here, counted or rest, site.input(1), name="shape"))
@@ -77,7 +77,7 @@ def take_the_rest(work: GraphEditor, site: Site, x: AxisInfo, index: int, rank: 
 
 
 def take_each(work: GraphEditor, site: Site, axes: Sequence[int]) -> None:
-    """Replace a Gather of each frame by its number by the frames as they are, with more axes."""
+    """Replace a Gather that selects every frame in order with the frames themselves, with added axes."""
     numbers = site.node.inputs[1]
     assert numbers is not None
     work.replaced[site.node, 1] = numbers
@@ -89,7 +89,7 @@ def take_each(work: GraphEditor, site: Site, axes: Sequence[int]) -> None:
 
 
 def take_windows(work: GraphEditor, site: Site, x: AxisInfo, offsets: np.ndarray, index_axis: int, reach: int) -> None:
-    """Let a Gather select the windows of a chunk, which has `reach` more frames than windows."""
+    """Make a Gather select the windows of a chunk, which has `reach` more frames than windows."""
     b, along_frames = site.before, [-1 if axis == index_axis else 1 for axis in range(offsets.ndim)]
     if work.step is not None:
         numbers = np.arange(int(work.step / x.every)).reshape(along_frames)
@@ -104,7 +104,7 @@ def take_windows(work: GraphEditor, site: Site, x: AxisInfo, offsets: np.ndarray
 
 
 def keep_reduced(_: GraphEditor, site: Site, axes: Sequence[int], keepdims: bool) -> None:
-    """The first of each reduced axis is all that there is of it, or nothing.
+    """Keep only the first element of each reduced axis, and drop the axis unless `keepdims`.
 
     onnxruntime (1.31) leaves axes as they are where there is nothing in the input.
     """

@@ -25,7 +25,7 @@ LAST, FIXED = "last", "fixed"
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """A state between chunks: an output that is fed back as an input.
+    """A state between chunks: an output that becomes an input of the next run.
 
     shape: sizes, symbols being those of `Plan.symbols`.  first: the value before the first chunk, of size 1 along axes
     with a symbol; None where the caller gives it, since the model has always had this input.
@@ -70,7 +70,7 @@ class Plan:
     reach: int = 0
 
     def first(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
-        """The values before the first chunk, by input; sizes: of the symbols."""
+        """The initial values of the states, by input. sizes: numbers for the symbols."""
         values = {}
         for state in self.states:
             if state.first is not None:
@@ -88,7 +88,7 @@ class Plan:
 
 
 def read_plan(model: onnx.ModelProto) -> Plan | None:
-    """The plan of a model that was made by `stream`, None for another one. Raises RnnLowerError for a newer one."""
+    """The plan in the metadata of a streaming model, or None. Raises RnnLowerError for a newer format."""
     text = next((prop.value for prop in model.metadata_props if prop.key == KEY), None)
     if text is None:
         return None
@@ -112,7 +112,7 @@ def read_plan(model: onnx.ModelProto) -> Plan | None:
 
 
 def _is_of(plan: Plan, model: onnx.ModelProto) -> bool:
-    """Whether it speaks of inputs and outputs that the model has, in numbers where these are meant."""
+    """Whether a plan refers to existing inputs and outputs, with integers where required."""
     inputs, outputs = ({value.name for value in side} for side in (model.graph.input, model.graph.output))
     axes = [*plan.inputs.values(), *(axis for _, axis in plan.symbols.values())]
     axes += [state.rows for state in plan.states if state.rows is not None]

@@ -15,7 +15,7 @@ from rnn_lower.streaming.state_caches import Accumulated
 
 
 def elementwise(ctx: RuleContext) -> list[AxisInfo]:
-    """Inputs broadcast; one without the stream must not have frames of its own along time."""
+    """Broadcast inputs; an input without the stream must have size 1 along the stream axis."""
     terms = [range(0 if info is None else -_rank(ctx, index), 0) for index, info in enumerate(ctx.inputs)]
     return [mapped(ctx, terms, max(terms, key=len), "")]
 
@@ -28,7 +28,7 @@ def _rank(ctx: RuleContext, index: int) -> int:
 
 
 def dropout(ctx: RuleContext) -> list[AxisInfo]:
-    """Nothing at all, unless it is told to train."""
+    """A Dropout outside of training is the identity."""
     if ctx.optional(2) is not None:
         training = ctx.known(2)
         if training is None or training.any():
@@ -37,7 +37,7 @@ def dropout(ctx: RuleContext) -> list[AxisInfo]:
 
 
 def matmul(ctx: RuleContext) -> list[AxisInfo]:
-    """The frames are rows of one side, or matrices of both; products that add frames up are not."""
+    """A MatMul with the frames as rows of one operand, or as matrices of both; a sum over frames is refused."""
     a, b = _rank(ctx, 0), _rank(ctx, 1)
     if a < 2:
         raise ctx.refuse("it sums over the frames of the stream")
@@ -58,7 +58,7 @@ def gemm(ctx: RuleContext) -> list[AxisInfo]:
 
 
 def einsum(ctx: RuleContext) -> list[AxisInfo]:
-    """The stream is one label, which the output has too; operands without the stream must not have it."""
+    """An Einsum whose stream label is in the output; operands without the stream must not have this label."""
     equation = ctx.attribute("equation", "")
     equation = (equation.decode() if isinstance(equation, bytes) else str(equation)).replace(" ", "")
     if "." in equation:
@@ -73,7 +73,7 @@ def einsum(ctx: RuleContext) -> list[AxisInfo]:
 
 
 def cumulative_sum(ctx: RuleContext) -> list[AxisInfo]:
-    """Over time, the sum so far is a state."""
+    """A CumSum; over time, the running sum is a state."""
     x, axis = ctx.x(), ctx.known(1)
     if axis is None:
         raise ctx.refuse("its axis must be constant")
@@ -97,7 +97,7 @@ IDENTITIES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align
 
 
 def resize(ctx: RuleContext) -> list[AxisInfo]:
-    """Each axis is resized on its own, so one of scale 1 stays as it is, and frames may be repeated."""
+    """A Resize with scale 1 along the stream, or one that repeats frames."""
     x = ctx.input(0)
     time, mode = along(ctx, x), ctx.attribute("coordinate_transformation_mode", "half_pixel")
     if ctx.opset < 11:
@@ -130,7 +130,7 @@ REPEATS = {("asymmetric", "floor")} | {
 
 
 def _repeated(ctx: RuleContext, x: AxisInfo, resized: Size | None) -> AxisInfo:
-    """Each frame several times in a row, as often as a size that is resized to is that of the stream."""
+    """A Resize that repeats each frame by an integer factor."""
     ratio = None if resized is None else resized.over(x.sizes[along(ctx, x)])
     times = None if ratio is None else ratio.number
     coordinates, rounding = (
@@ -147,7 +147,7 @@ def _repeated(ctx: RuleContext, x: AxisInfo, resized: Size | None) -> AxisInfo:
 
 
 def _resized(ctx: RuleContext, dim: Size, index: int, count: int) -> Size | None:
-    """The size that a Resize makes of that of an axis."""
+    """The size of an axis after a Resize."""
     if ctx.optional(3) is not None:
         sizes = ctx.content(3)
         return None if sizes is None else sizes[index]
@@ -160,7 +160,7 @@ def _resized(ctx: RuleContext, dim: Size, index: int, count: int) -> Size | None
 
 
 def not_channels(ctx: RuleContext) -> list[AxisInfo]:
-    """Normalization by statistics that are known: each channel, axis 1, has its own numbers."""
+    """Normalization with constant statistics per channel (axis 1)."""
     x = ctx.x()
     if ctx.attribute("training_mode", 0) or len([out for out in ctx.node.outputs if out.name]) > 1:
         raise ctx.refuse("it normalizes by statistics that it computes over time")
@@ -173,14 +173,14 @@ def not_channels(ctx: RuleContext) -> list[AxisInfo]:
 
 
 def other_axis(ctx: RuleContext) -> list[AxisInfo]:
-    """Works along one axis, which must not be the stream's."""
+    """An operator along one axis, which must not be the stream axis."""
     x, older = ctx.x(), ctx.opset < 13 and ctx.node.op_type != "LpNormalization"  # all axes from there on, as one
     axis = ctx.axis(1 if older else -1, x.rank)
     return _normalized(ctx, x, range(axis, x.rank if older else axis + 1))
 
 
 def later_axes(ctx: RuleContext) -> list[AxisInfo]:
-    """Normalizes over an axis and all behind it."""
+    """Normalization over an axis and all later ones."""
     x = ctx.x()
     infos = _normalized(ctx, x, range(ctx.axis(-1, x.rank), x.rank))
     for index, info in enumerate(ctx.inputs[1:], 1):  # they are broadcast to all of the input
@@ -195,7 +195,7 @@ def later_axes(ctx: RuleContext) -> list[AxisInfo]:
 
 
 def only_batch(ctx: RuleContext) -> list[AxisInfo]:
-    """Works over all axes but the first, so the frames must lie in the batch."""
+    """An operator over all axes except the first, so the frames must be in the batch."""
     x = ctx.x()
     return _normalized(ctx, x, range(1, x.rank))
 
@@ -223,7 +223,7 @@ def arg_reduce(ctx: RuleContext) -> list[AxisInfo]:
 
 
 def top(ctx: RuleContext) -> list[AxisInfo]:
-    """Works along one axis, of which so many elements remain."""
+    """A TopK along an axis other than the stream axis."""
     x, count = ctx.x(), ctx.content(1) if ctx.opset >= 10 else (size(int(ctx.attribute("k", 1))),)
     axis = ctx.axis(-1, x.rank)
     if axis == along(ctx, x):
@@ -241,7 +241,7 @@ def _reduced(ctx: RuleContext, x: AxisInfo, axes: set[int]) -> list[AxisInfo]:
 
 
 def quantize(ctx: RuleContext) -> list[AxisInfo]:
-    """One scale for all, or one for each row of another axis."""
+    """Quantization with one scale, or one per index of an axis other than the stream axis."""
     x, scale = ctx.x(), ctx.input(1)
     if scale.shape is None or (scale.rank and scale.sizes != (size(1),) and ctx.axis(1, x.rank) == along(ctx, x)):
         raise ctx.refuse("its scales differ for each frame of the stream")

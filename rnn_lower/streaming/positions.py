@@ -15,7 +15,7 @@ from rnn_lower.transforms.evaluate import evaluate_node
 
 
 def index_offsets(ctx: RuleContext, info: AxisInfo) -> np.ndarray | None:
-    """What an output adds to the index of each frame; None where that is unknown, or it holds anything else."""
+    """The offset of an output from the index of each frame, or None if it is anything else."""
     indices = [index for index, each in enumerate(ctx.inputs) if each is not None and each.offsets is not None]
     if ctx.node.op_type == "Range":
         return info.offsets
@@ -36,7 +36,7 @@ def index_offsets(ctx: RuleContext, info: AxisInfo) -> np.ndarray | None:
 
 
 def gather(ctx: RuleContext) -> list[AxisInfo]:
-    """Windows of frames by indices that are those of all frames plus constants; else as `shapes.gather`."""
+    """A Gather of windows, by frame indices plus constants; else `shapes.gather`."""
     x, indices = ctx.input(0), _freed(ctx)
     offsets, axis = indices.offsets, indices.axis
     if x.axis is None or offsets is None or axis is None or ctx.axis(0, x.rank) != x.axis:
@@ -63,7 +63,7 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
 
 
 def _freed(ctx: RuleContext) -> AxisInfo:
-    """The indices of a Gather, which are those of all frames where they are as many as the export had."""
+    """The indices of a Gather; constant ones that count the export's frames become those of all frames."""
     x, indices, chosen = ctx.input(0), ctx.input(1), ctx.known(1)
     if chosen is None or ctx.analysis.baked is None or not x.is_unmerged:
         return indices
@@ -80,7 +80,7 @@ def _freed(ctx: RuleContext) -> AxisInfo:
 
 
 def _frames(ctx: RuleContext, index: int) -> Size | None:
-    """An input that is the number of frames, at some rate."""
+    """The number of frames, at some rate, that an input contains."""
     content = ctx.content(index)
     if content is None or len(content) != 1 or content[0].of != (TIME,):
         return None
@@ -88,7 +88,7 @@ def _frames(ctx: RuleContext, index: int) -> Size | None:
 
 
 def _number(ctx: RuleContext, index: int) -> Size | None:
-    """A number or size that an input is, be it a float."""
+    """The number or size that an input contains, integer or float."""
     array, content = ctx.known(index), ctx.content(index)
     if array is None or content is not None:
         return content[0] if content is not None and len(content) == 1 else None
@@ -97,7 +97,7 @@ def _number(ctx: RuleContext, index: int) -> Size | None:
 
 
 def range_(ctx: RuleContext) -> list[AxisInfo]:
-    """The numbers of the frames, or others with the same distances."""
+    """A Range over the frames, with any start and step."""
     start, limit, delta = (_number(ctx, index) for index in range(3))
     line = None if limit is None else linear(limit, in_stream=True)
     first, step = (None if number is None else number.number for number in (start, delta))
@@ -116,7 +116,7 @@ def range_(ctx: RuleContext) -> list[AxisInfo]:
 
 
 def slice_(ctx: RuleContext) -> list[AxisInfo]:
-    """The first rows of a table, as many as there are frames; else as `shapes.slice_`."""
+    """A Slice of as many rows of a table as there are frames; else `shapes.slice_`."""
     table, frames = ctx.input(0), _frames(ctx, 2)
     if table.is_timed or frames is None:
         return shapes.slice_(ctx)

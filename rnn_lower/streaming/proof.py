@@ -50,7 +50,7 @@ class StreamProof:
 
     @property
     def ok(self) -> bool:
-        """Whether all outputs and states were compared, at a border of chunks at least, and are equal."""
+        """Whether all outputs and states are equal, across at least one border of chunks."""
         return self.result == PROVED and self.borders > 0
 
     @property
@@ -59,7 +59,7 @@ class StreamProof:
         return {"bound": FAILURE**self.points if self.ok else 1.0}
 
     def lines(self, verbose: bool = False) -> list[str]:
-        """What to read before the verdict: nothing, since all outputs and states are one comparison."""
+        """The lines before the verdict: none, because one comparison covers all outputs and states."""
         return []
 
     @property
@@ -112,7 +112,7 @@ def prove_streaming(
 
 
 def _difference(runs: ChunkedRuns, index: int, field: Field, models: Sequence[ModelInterpreter]) -> str | None:
-    """Where chunks and the whole part, or None."""
+    """The first difference between chunks and the whole sequence, or None."""
     original, streaming = models
 
     listed = {value.name for value in runs.made.proto.graph.input}
@@ -145,7 +145,7 @@ def _difference(runs: ChunkedRuns, index: int, field: Field, models: Sequence[Mo
 
 
 def _difference_of_calls(runs: ChunkedRuns, index: int, field: Field, models: Sequence[ModelInterpreter]) -> str | None:
-    """Where runs one after another part from those of the original, whose nodes remember their states."""
+    """The first difference between consecutive runs and those of the original, whose nodes remember their states."""
     original, streaming = models
     original.held = {}
     session = StreamingSession(runs.made.proto, run=lambda chunk: streaming.outputs(_elements(field, chunk)))
@@ -178,7 +178,7 @@ def _shown(lengths: Sequence[int]) -> str:
 
 
 def _parts(expected: Array, result: Array) -> str:
-    """How two arrays differ, or nothing."""
+    """The difference of two arrays in words, or nothing."""
     if expected.shape != result.shape:
         return f"has shape {list(result.shape)} instead of {list(expected.shape)}"
     indices = np.argwhere(expected != result)
@@ -186,7 +186,7 @@ def _parts(expected: Array, result: Array) -> str:
 
 
 def _elements(field: Field, chunk: Mapping[str, Any]) -> Feeds:
-    """Arrays of a session as what the interpreter computes with; elements are as they are."""
+    """The arrays of a session as field elements, integers and booleans."""
     arrays = {name: np.asarray(array) for name, array in chunk.items()}
     return {name: array if array.dtype == np.uint64 else known(field, array) for name, array in arrays.items()}
 

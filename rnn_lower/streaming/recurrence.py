@@ -55,7 +55,7 @@ def _over_time(ctx: RuleContext, read: RecurrentNode, x: AxisInfo, batch: int) -
 
 
 def _over_another_axis(ctx: RuleContext, read: RecurrentNode, x: AxisInfo, time: int) -> list[AxisInfo]:
-    """Each frame is a sequence of its own, one row of the batch."""
+    """A recurrent node whose batch contains the frames: each frame is a separate sequence."""
     axes = {4: 0, 5: 0 if read.layout else 1, 6: 0 if read.layout else 1}
     for index, axis in axes.items():
         info = ctx.optional(index)
@@ -72,7 +72,7 @@ def _over_another_axis(ctx: RuleContext, read: RecurrentNode, x: AxisInfo, time:
 
 
 def scan(ctx: RuleContext) -> list[AxisInfo]:
-    """A Scan over the frames: the states of its last step are those of the next chunk, for any body."""
+    """A Scan over the frames with any body: its final states start the next chunk."""
     count, body = len(ctx.inputs) - ctx.attribute("num_scan_inputs", 0), ctx.attribute("body")
     states, sequences = [ctx.input(k) for k in range(count)], [ctx.input(k) for k in range(count, len(ctx.inputs))]
     x, axes = same_frames(ctx, sequences), ctx.attribute("scan_input_axes", [0] * len(sequences))
@@ -109,7 +109,7 @@ def scan(ctx: RuleContext) -> list[AxisInfo]:
 
 
 def choice(ctx: RuleContext) -> list[AxisInfo]:
-    """One branch or the other, the same for the whole stream; both must give the stream in the same way."""
+    """An If with the same condition for the whole stream; both branches must treat the stream alike."""
     condition = ctx.input(0)
     if condition.is_timed or condition.last:
         raise ctx.refuse("its condition depends on the stream")

@@ -22,7 +22,7 @@ STATES = {"h": (5, 1), "c": (6, 2)}
 
 @dataclasses.dataclass(frozen=True)
 class Recurrence:
-    """A node over the stream.
+    """A recurrent node over the stream.
 
     batch: size of its batch.  every: how many frames of the input make one step of it.  late: how late they come.
     """
@@ -44,7 +44,7 @@ class Recurrence:
             self._carry(work, site, letter, ended)
 
     def _carry(self, work: GraphEditor, site: Site, letter: str, ended: ir.Value | None) -> None:
-        """One of its states. ended: the rows that keep the state that they have."""
+        """Carry one state of the node. ended: the rows that keep their state."""
         read, rows = self.read, 0 if self.read.layout else 1
         initial, (index, _) = read.inputs.get(f"initial_{letter}"), STATES[letter]
         shape: tuple[Size, ...] = (ONE, self.batch, size(read.hidden_size))
@@ -67,7 +67,7 @@ class Recurrence:
 
 
 def tell_length(work: GraphEditor, read: RecurrentNode, steps: int) -> None:
-    """Where inference does not find the length of a sequence, a Reshape says it."""
+    """Insert a Reshape if inference cannot find the length of a sequence."""
     if work.step is None or read.static_length is not None:
         return
     site = work.at(read.node)
@@ -79,7 +79,7 @@ def tell_length(work: GraphEditor, read: RecurrentNode, steps: int) -> None:
 def _hand_on(
     work: GraphEditor, site: Site, letter: str, state: State, current: ir.Value, ended: ir.Value | None
 ) -> None:
-    """The final state as an output; a row whose sequence had ended before keeps what it had."""
+    """Make the final state an output; rows that ended before keep their state."""
     outputs, index = site.message.output, STATES[letter][1]
     old = outputs[index] if index < len(outputs) else ""
     new = work.names.unique(f"{site.name}/{letter}_last") if work.is_nested(site) else state.output
@@ -98,7 +98,7 @@ def _hand_on(
 
 
 def _check_callers(work: GraphEditor, read: RecurrentNode, initial: ir.Value) -> None:
-    """An initial state that is an input already stays one. Raises UnsupportedError where it serves another, too."""
+    """Keep an initial state that is an input. Raises UnsupportedError if another node reads this input, too."""
     index = next(index for user, index in initial.uses() if user is read.node)
     for user, position in initial.uses():
         same = user is read.node or work.are_alternatives(read.node, user)
@@ -111,7 +111,7 @@ def _check_callers(work: GraphEditor, read: RecurrentNode, initial: ir.Value) ->
 
 
 def _leave(work: GraphEditor, read: RecurrentNode, reason: str) -> None:
-    """A state that the model takes from an input and gives back in ways of its own; reason: names the node."""
+    """Leave a state to the caller if the model reads and returns it after other operators. reason: names the node."""
     if "sequence_lens" in read.inputs:
         raise UnsupportedError(f"{reason}, which is not supported for a node with sequence_lens")
     model = work.document.model
@@ -134,7 +134,7 @@ def _leave(work: GraphEditor, read: RecurrentNode, reason: str) -> None:
 
 
 def _reshaped_input(value: ir.Value) -> ir.Value | None:
-    """The input of which a value is all elements in another shape, if that serves nothing else."""
+    """The input that a value reshapes, if the input has no other use."""
     node = value.producer()
     while node is not None and node.op_type in ("Identity", "Reshape", "Squeeze", "Unsqueeze") and node.inputs[0]:
         if len(value.uses()) != 1:
@@ -146,7 +146,7 @@ def _reshaped_input(value: ir.Value) -> ir.Value | None:
 
 
 def _give_back(work: GraphEditor, read: RecurrentNode, letter: str, initial: ir.Value) -> None:
-    """The final state as an output in the shape of the input that the first one comes from."""
+    """Return the final state as an output in the shape of the input of the initial state."""
     site, index, source = work.at(read.node), STATES[letter][1], str(initial.name)
     if work.is_nested(site) or initial.dtype is None:
         raise UnsupportedError(

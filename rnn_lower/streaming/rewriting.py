@@ -40,7 +40,7 @@ logger = logging.getLogger("rnn_lower")
 
 @dataclasses.dataclass(frozen=True)
 class StreamOptions:
-    """How a model is to be streamed; see `rnn_lower.stream`."""
+    """The options of streaming; see `rnn_lower.stream`."""
 
     axis: str | None = None
     step: int | None = None
@@ -54,7 +54,7 @@ class StreamOptions:
 
 @dataclasses.dataclass(frozen=True)
 class StreamedModel:
-    """The streaming form of a model, its recurrent nodes as they were.
+    """The streaming form of a model before its recurrent nodes are lowered.
 
     document: of it.  original: the model that was followed, inputs being set and functions inlined.
     time: what to call the size of the stream when it is fixed; None where the model had its states outside already.
@@ -132,7 +132,7 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
 def _written(
     editor: GraphEditor, inputs: Mapping[str, int], outputs: Mapping[str, int | str], **properties: Any
 ) -> Plan:
-    """The plan of a model whose nodes are rewritten, in its metadata, too."""
+    """The plan of a rewritten model, which is also stored in its metadata."""
     editor.finish()
     editor.pair_left()
     states = tuple({state.input: state for state in editor.states}.values())  # several nodes may count the same lengths
@@ -147,7 +147,7 @@ def _written(
 
 
 def _call_by_call(document: Document, requested: StreamOptions) -> StreamedModel:
-    """The streaming form of a model of which each run is one step of its recurrent nodes."""
+    """The streaming form of a model whose runs are single steps of its recurrent nodes."""
     if requested.step not in (None, 1):
         raise RnnLowerError(
             f"--step {requested.step}: each run of the model is one step of its recurrent nodes; use --step 1"
@@ -170,7 +170,7 @@ def _call_by_call(document: Document, requested: StreamOptions) -> StreamedModel
 def _followed(
     document: Document, streams: dict[str, int], delay: bool, step: int | None = None, baked: int | None = None
 ) -> tuple[Document, CausalityAnalysis]:  # fmt: skip
-    """Copy a document and analyze it; returns the copy and its causality analysis."""
+    """A copy of the document, and its causality analysis."""
     work = document.copied()
     while True:
         analysis = CausalityAnalysis(work.model, work.shape_info, streams, delay, step, baked)
@@ -183,7 +183,7 @@ def _followed(
 
 
 def _ready(document: Document, values: Mapping[str, Any], dims: Dims | None) -> Document:
-    """A document of one's own, with inputs set and their branches folded away, sizes fixed and functions inlined."""
+    """A copy of the document with inputs set, sizes fixed, branches folded and functions inlined."""
     ready = document.copied()
     if ready.proto.functions:
         ready = Document(inlined(ready.proto), document.folder)
@@ -195,7 +195,7 @@ def _ready(document: Document, values: Mapping[str, Any], dims: Dims | None) -> 
 
 
 def _set(model: ir.Model, values: Mapping[str, Any]) -> None:
-    """Make inputs constants, and fold what follows from them."""
+    """Turn inputs into constants, and fold the nodes that depend on them."""
     for name, content in values.items():
         value = next((source for source in model.graph.inputs if source.name == name), None)
         if value is None:
@@ -210,7 +210,7 @@ def _set(model: ir.Model, values: Mapping[str, Any]) -> None:
 
 
 def _as_declared(value: ir.Value, content: Any) -> np.ndarray:
-    """A value in the type and shape that the input declares."""
+    """A value in the declared type and shape of the input."""
     if value.dtype is None:
         raise RnnLowerError(f"input '{value.name}' declares no element type, so it cannot be set")
     try:
@@ -236,7 +236,7 @@ def _nothing_runs(analysis: CausalityAnalysis, document: Document) -> bool:
 
 
 def _symbols(model: ir.Model, streams: Mapping[str, int]) -> dict[str, tuple[str, int]]:
-    """Where the sizes of states can be read off: an input and an axis for each symbol."""
+    """An input and an axis for each symbolic size, to read the sizes of states from."""
     symbols: dict[str, tuple[str, int]] = {}
     for value in sorted(model.graph.inputs, key=lambda source: source.name not in streams):
         for axis, dim in enumerate(value.shape or ()):
@@ -248,12 +248,12 @@ def _symbols(model: ir.Model, streams: Mapping[str, int]) -> dict[str, tuple[str
 
 
 def _waits(info: AxisInfo) -> int:
-    """How many frames of the input a value waits for before its first one comes."""
+    """The number of input frames that a value needs before its first frame."""
     return math.ceil((info.late - info.dropped) * info.every)
 
 
 def _reach(analysis: CausalityAnalysis) -> int:
-    """Frames of the input that an output looks back at, at most, states of recurrent nodes aside."""
+    """The receptive field of an output in input frames, without the states of recurrent nodes."""
     frames = Fraction(0)
     for edit in analysis.carried:
         if isinstance(edit, (Cache, DelayBuffer, Joined)):

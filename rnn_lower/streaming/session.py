@@ -72,7 +72,7 @@ class StreamingSession:
         return {name: self._without_warm_up(name, results[name], inputs) for name in self.plan.outputs}
 
     def _without_warm_up(self, name: str, result: Any, chunk: Feeds) -> Any:
-        """An output without the frames of the warm-up."""
+        """An output without its warm-up frames."""
         axis, first = self.plan.outputs[name], self.plan.warm_up.get(name)
         if first is None or self.plan.seen is None or not isinstance(axis, int):
             return result
@@ -115,7 +115,7 @@ class StreamingSession:
 
     @property
     def state(self) -> Feeds:
-        """The states, by the names of their inputs, for saving; empty before the first chunk."""
+        """The states by input name, for example to save them; empty before the first chunk."""
         return {name: array.copy() for name, array in self._state.items()}
 
     @state.setter
@@ -143,7 +143,7 @@ class StreamingSession:
         return {free[0]: chunk}
 
     def _check(self, feeds: Feeds, begins: bool) -> None:
-        """What is not caught here could be broadcast to something else."""
+        """Raise RnnLowerError for inputs of the wrong type or shape, which could broadcast without an error."""
         held = {state.input for state in self.plan.states if not begins or state.first is not None}
         lacking = [name for name in self._inputs if name not in feeds and name not in held and name != self.plan.reset]
         if lacking:
@@ -164,7 +164,7 @@ class StreamingSession:
             raise RnnLowerError("the chunk is empty; onnxruntime's native operators need at least one frame")
 
     def _check_rows(self, chunk: Feeds) -> None:
-        """The states must be of the batch of the chunk: one of another size could be broadcast without an error."""
+        """Raise RnnLowerError if the batch sizes of states and chunk differ, which could broadcast without an error."""
         sizes = self._sizes(chunk)
         for state in self.plan.states:
             if not state.shape or not all(symbol in sizes for dim in state.shape for symbol in dim.of):
@@ -177,7 +177,7 @@ class StreamingSession:
                 )
 
     def _started(self, feeds: Feeds) -> Feeds:
-        """The states before the first chunk: those of the model, and those that the caller gives."""
+        """The initial states: those of the model, and those that the caller provides."""
         theirs = {state.input: feeds[state.input] for state in self.plan.states if state.input in feeds}
         return {**self.plan.first(self._sizes(feeds)), **theirs}
 
@@ -192,7 +192,7 @@ class StreamingSession:
 
 
 def _with_errors(run: Callable[[Feeds], Sequence[Any]]) -> Callable[[Feeds], Sequence[Any]]:
-    """onnxruntime raises whatever it raises; what the caller runs himself is the caller's."""
+    """Convert the errors of a runtime to RnnLowerError."""
 
     def guarded(feeds: Feeds) -> Sequence[Any]:
         try:
@@ -206,7 +206,7 @@ def _with_errors(run: Callable[[Feeds], Sequence[Any]]) -> Callable[[Feeds], Seq
 
 
 def plan_with(document: Document, states: Mapping[str, str] | None) -> Plan:
-    """What a model says of itself, or what is to be fed back in one that says nothing."""
+    """The plan in a model's metadata, or one made from the given state names."""
     if states is not None and not isinstance(states, Mapping):
         raise RnnLowerError(f"states is {states!r}; it must map input names to output names")
     plan = read_plan(document.proto)

@@ -32,7 +32,7 @@ ATTENTION = "; attention can be streamed if it covers a fixed number of frames, 
 
 
 class FixedLengthError(UnsupportedError):
-    """A Reshape contains the length that the example of an export had."""
+    """A Reshape contains the stream length of the export's example."""
 
     def __init__(self, error: UnsupportedError, length: int) -> None:
         super().__init__(str(error))
@@ -40,7 +40,7 @@ class FixedLengthError(UnsupportedError):
 
 
 def mapped(ctx: RuleContext, terms: Sequence[Sequence[object]], result: Sequence[object], lost: str) -> AxisInfo:
-    """The value that an operator makes, axis by axis, of axes of inputs that have the same label.
+    """The output of an operator whose axes correspond to input axes by label.
 
     terms: the labels of each input's axes; axes of one label are of one size, or of size 1.  result: those of the
     output, None for an axis of its own of size 1.  lost: why it is refused where these have not the stream's.
@@ -81,7 +81,7 @@ def mapped(ctx: RuleContext, terms: Sequence[Sequence[object]], result: Sequence
 
 
 def _one_for_all(ctx: RuleContext, index: int, axis: int, length: Size) -> bool:
-    """Let a constant that has as many frames as the export had, all of them equal, have one for all."""
+    """Replace a constant with one equal row for each of the export's frames by a single row."""
     array = ctx.known(index)
     if array is None or array.shape[axis] != ctx.exported(length) or (array != array.take([0], axis)).any():
         return False
@@ -151,7 +151,7 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
 
 
 def _resolved(x: AxisInfo, shape: Sequence[Size]) -> list[Size] | None:
-    """A shape with what -1 stands for in it; None where that is unknown."""
+    """A shape with -1 resolved, or None if unknown."""
     rest = product(x.sizes).over(product(dim for dim in shape if dim != size(-1)))
     if rest is None:
         return None if size(-1) in shape else list(shape)
@@ -159,7 +159,7 @@ def _resolved(x: AxisInfo, shape: Sequence[Size]) -> list[Size] | None:
 
 
 def _freed(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo | None:
-    """With the stream's length in place of the one that the export has fixed, where that is the only reading of it."""
+    """The shape with the stream length in place of the export's fixed one, if unambiguous."""
     if ctx.analysis.baked is None or any(dim.is_timed for dim in shape):
         return None
     candidates = dict[int, tuple[AxisInfo, tuple[int, ...]]]()
@@ -193,7 +193,7 @@ def flatten(ctx: RuleContext) -> list[AxisInfo]:
 
 
 def _regrouped(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo:
-    """The frames after the elements were grouped into other axes, their order being the same."""
+    """The output of a Reshape that regroups axes without changing the order of elements."""
     before = product(x.sizes[: along(ctx, x)]) * x.outer
     if product(shape) != product(x.sizes):
         raise ctx.refuse("its output shape does not match its input shape")
@@ -260,7 +260,7 @@ def concat(ctx: RuleContext) -> list[AxisInfo]:
 
 
 def same_frames(ctx: RuleContext, infos: list[AxisInfo]) -> AxisInfo:
-    """One of several values that carry the stream, which have to do so in the same way."""
+    """The common info of several values that carry the stream in the same way."""
     kinds = {dataclasses.replace(info, shape=None, axis=0) for info in infos if info.axis is not None}
     if not kinds:
         raise ctx.refuse("its result depends on the length of the stream")
@@ -323,13 +323,13 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
 
 
 def _first(ctx: RuleContext, x: AxisInfo, shape: Sequence[Size]) -> AxisInfo:
-    """The first frame of the stream, which is remembered."""
+    """The first frame of the stream, as a state."""
     ctx.carry(First(ctx.node, x, 1, ctx.selected_dtype(0)))
     return AxisInfo(tuple(shape), opening=True)
 
 
 def _positions(ctx: RuleContext, index: int, name: str) -> tuple[Size, ...]:
-    """Where a Slice starts or ends, axis by axis."""
+    """The start or end of a Slice by axis."""
     if ctx.opset >= 10 and (content := ctx.content(index)) is not None:
         return content
     numbers = ctx.integers(index, name, 10)
@@ -339,7 +339,7 @@ def _positions(ctx: RuleContext, index: int, name: str) -> tuple[Size, ...]:
 
 
 def _position(ctx: RuleContext, x: AxisInfo, axis: int, position: Size, is_end: bool = False) -> int:
-    """A position along an axis as a number that holds for the whole and for chunks, from either end.
+    """A position along an axis, counted from either end, that is valid for the whole sequence and for chunks.
 
     Of values that the whole has more frames of, the stream takes the first ones, wherever they end.
     """
@@ -359,7 +359,7 @@ def _position(ctx: RuleContext, x: AxisInfo, axis: int, position: Size, is_end: 
 
 
 def _is_used_by(ctx: RuleContext, operator: str, position: int = 0, axis: int | None = None) -> bool:
-    """Whether only nodes of one operator take the output, as this input, and along this axis, counted from the end."""
+    """Whether only nodes of one operator read the output, as this input and along this axis from the end."""
     output = ctx.node.outputs[0]
     rank = ctx.input(0).rank
     for user, index in output.uses():
@@ -370,12 +370,12 @@ def _is_used_by(ctx: RuleContext, operator: str, position: int = 0, axis: int | 
 
 
 def _has_always(x: AxisInfo, count: int) -> bool:
-    """Whether each chunk of a value has so many frames, with those in front; late ones start with a last one."""
+    """Whether each chunk of a value has at least this many frames, including the left padding."""
     return x.is_unmerged and count <= x.lead + (not x.late or not x.lead)
 
 
 def _thinned(ctx: RuleContext, x: AxisInfo, step: int, sizes: list[Size]) -> AxisInfo:
-    """One of so many frames, where chunks are a multiple of them."""
+    """Every k-th frame, for chunks of a multiple of k frames."""
     x = settled(x, ctx.analysis.delay)
     if not x.is_plain or x.outer != ONE or x.late:
         raise ctx.refuse("it selects frames of a value that is padded, delayed or merged with other axes")
@@ -385,7 +385,7 @@ def _thinned(ctx: RuleContext, x: AxisInfo, step: int, sizes: list[Size]) -> Axi
 def _trimmed(
     ctx: RuleContext, x: AxisInfo, off: tuple[int, int], cut: Mapping[int, tuple[int, int, int]], sizes: list[Size]
 ) -> AxisInfo:
-    """The frames but for the first and the last ones.
+    """The frames without the first and the last ones.
 
     What is padded behind is not there anyway, so that less is cut off at the end; what is cut off beyond it shifts the
     stream, whose padding in front becomes shorter. Where there is less padding, frames come late.
@@ -422,7 +422,7 @@ def _trimmed(
 
 
 def _keep_ranges(ctx: RuleContext, ranges: Mapping[int, tuple[int, int, int]]) -> None:
-    """Let a Slice take these ranges."""
+    """Set the ranges of a Slice."""
     columns = [tuple(each[index] for each in ranges.values()) for index in range(3)]
     arguments = {1: columns[0], 2: columns[1], 3: tuple(ranges)}
     if ctx.opset >= 10:
@@ -431,7 +431,7 @@ def _keep_ranges(ctx: RuleContext, ranges: Mapping[int, tuple[int, int, int]]) -
 
 
 def gather(ctx: RuleContext) -> list[AxisInfo]:
-    """Rows of a table by indices that carry the stream, or the same rows of every frame."""
+    """A Gather of table rows by indices that carry the stream, or of the same rows of every frame."""
     data, indices = ctx.input(0), ctx.input(1)
     if data.axis is not None and indices.is_timed:
         raise ctx.refuse("both its data and its indices carry the stream")
@@ -454,7 +454,7 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
 
 
 def filled_shape(ctx: RuleContext) -> tuple[Size, ...] | None:
-    """The shape of the output of a ConstantOfShape or an Expand, and of what is made of a first frame, where known."""
+    """The output shape of a ConstantOfShape or Expand, or of a value derived from the first frame, if known."""
     if ctx.node.op_type == "ConstantOfShape":
         return ctx.content(0)
     if any(info is not None and info.opening for info in ctx.inputs):
@@ -467,7 +467,7 @@ def filled_shape(ctx: RuleContext) -> tuple[Size, ...] | None:
 
 
 def _of_first(ctx: RuleContext) -> tuple[Size, ...] | None:
-    """The shape of what is made of the first frame of the stream, whose sizes inference may not know."""
+    """The shape of a value derived from the first frame, even if inference does not know it."""
     shapes = [info.shape for info in ctx.inputs if info is not None and info.shape is not None]
     if ctx.node.op_type in ELEMENTWISE and len(shapes) == len(ctx.inputs):
         columns = itertools.zip_longest(*(shape[::-1] for shape in shapes), fillvalue=ONE)
@@ -480,7 +480,7 @@ def _of_first(ctx: RuleContext) -> tuple[Size, ...] | None:
 
 
 def expand(ctx: RuleContext) -> list[AxisInfo]:
-    """Also what has no time is spread over it, as exporters make initial states of rows that are frames."""
+    """An Expand, also of values without the stream over the frames, as exporters emit for initial states."""
     x, target, filled = ctx.input(0), ctx.content(1), filled_shape(ctx)
     if filled is None or target is None:
         raise ctx.refuse("the rank of its input is unknown" if target else "its output shape is unknown")
@@ -507,7 +507,7 @@ def constant_of_shape(ctx: RuleContext) -> list[AxisInfo]:
 
 
 def _spread(ctx: RuleContext, x: AxisInfo, shape: Sequence[Size], have: Sequence[Size]) -> AxisInfo:
-    """The same values in every frame."""
+    """A value repeated for every frame."""
     if x.is_timed:
         raise ctx.refuse("its result depends on the length of the stream")
     timed = [axis for axis, dim in enumerate(shape) if dim.is_timed]
@@ -520,7 +520,7 @@ def _spread(ctx: RuleContext, x: AxisInfo, shape: Sequence[Size], have: Sequence
 
 
 def tile(ctx: RuleContext) -> list[AxisInfo]:
-    """Other axes are repeated; one row for all frames is spread over them."""
+    """A Tile of other axes, or of one row over all frames."""
     x, repeats = ctx.input(0), ctx.input(1).content if ctx.opset >= 6 else None
     if repeats is None or x.shape is None or len(repeats) != x.rank:
         raise ctx.refuse("its number of repeats is unknown")

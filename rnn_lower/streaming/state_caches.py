@@ -27,14 +27,14 @@ def last_frames(b: GraphBuilder, value: Operand, axis: int, length: int, name: s
 
 
 def batch_axis(shape: tuple[Size, ...], stream: int) -> int | None:
-    """The axis of the batch: the one whose size is free, or the first where none is and it is not the stream's."""
+    """The batch axis: the axis of free size, or else the first axis unless it is the stream axis."""
     free = [axis for axis, each in enumerate(shape) if each.of]
     return free[0] if len(free) == 1 else 0 if stream and not free else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Frames:
-    """`length` frames, as a value has them, that a node carries."""
+    """A state of `length` frames of a value."""
 
     node: ir.Node
     x: AxisInfo
@@ -51,7 +51,7 @@ class Frames:
         return self.x.sized(size(self.length))
 
     def begin(self, work: GraphEditor, what: str, rows: int | None, fill: Any = 0) -> tuple[Site, State, ir.Value]:
-        """Where the node is rewritten, and a state of one value at first."""
+        """The site of the node, and a state filled with one initial value."""
         site = work.at(self.node)
         work.check_sizes(site.owner, self.shape)
         return site, *work.take_state(site, what, filled(self.shape, fill, self.dtype), self.shape, rows)
@@ -60,7 +60,7 @@ class Frames:
         self, work: GraphEditor, site: Site, b: GraphBuilder, held: ir.Value, first: Operand, chunk: ir.Value,
         rows: int | None,
     ) -> ir.Value:  # fmt: skip
-        """A state, or until a chunk has frames something else; each row knows whether it has begun."""
+        """A state, or another value until a chunk has frames; tracked for each row."""
         shape = tuple(dim if axis == rows else ONE for axis, dim in enumerate(self.shape))
         state, begun = work.take_state(site, "begun", filled(shape, 0, INT64), shape, rows)
         no, yes = constant(0, INT64, "no"), constant(1, INT64, "yes")
@@ -73,14 +73,14 @@ class Frames:
         return b.op("Where", has_begun, held, first, name="front")
 
     def first_frame(self, work: GraphEditor, b: GraphBuilder, held: ir.Value, chunk: ir.Value) -> Operand:
-        """The first frame of a chunk; of one without frames the last that is held."""
+        """The first frame of a chunk, or the last held one if the chunk has no frames."""
         first = b.slice(chunk, self.axis, 0, 1, "first")
         return last_frames(b, b.concat([held, first], self.axis), self.axis, 1, "first") if work.step is None else first
 
 
 @dataclasses.dataclass(frozen=True)
 class Cache(Frames):
-    """The last frames of a chunk, which come before those of the next one.
+    """A convolution cache: the last frames of a chunk precede those of the next one.
 
     node: in front of whose first input they stand, or, where they are its padding, `after` it in front of its output.
     fill: what they are before the first chunk.  attributes: of the node that change.
@@ -117,7 +117,7 @@ class Cache(Frames):
 
 @dataclasses.dataclass(frozen=True)
 class First(Frames):
-    """The first frame of the stream, of which a Slice or a Gather takes the first."""
+    """The first frame of the stream, for a Slice or Gather that selects it."""
 
     def __call__(self, work: GraphEditor) -> None:
         rows = batch_axis(self.shape, self.axis)
@@ -130,7 +130,7 @@ class First(Frames):
 
 @dataclasses.dataclass(frozen=True)
 class Joined(Frames):
-    """What a Concat has in `front` of the stream, which is the first state; `crop` frames go at the end of both.
+    """The `front` that a Concat puts before the stream, as the initial state; `crop` frames are cut off at the end.
 
     opening: whether the front is computed from the first frame of the stream.
     """
@@ -158,7 +158,7 @@ class Joined(Frames):
 
 @dataclasses.dataclass(frozen=True)
 class Begun(Frames):
-    """What a Concat or a Pad puts in front of a stream that is as many frames late, so that the result is not late.
+    """The frames that a Concat or Pad puts before a stream with an equal delay, so that the result has no delay.
 
     front: what it is; None of a Pad, which takes `fill`.  opening: whether it is computed from the first frame.
     pads: of the other axes.  source: an input of the model with the stream along an axis.
@@ -193,7 +193,7 @@ class Begun(Frames):
     def _fill_up(
         self, work: GraphEditor, site: Site, live: ir.Value | None, first: np.ndarray, shape: tuple[Size, ...]
     ) -> None:  # fmt: skip
-        """Put what is left of the front before the frames of the chunk, and keep what is more than a chunk."""
+        """Prepend the rest of the front to the chunk, and keep the excess frames."""
         b, axis, output = site.behind, self.axis, str(site.output().name)
         shape = tuple(size(GROWS) if k == axis else dim for k, dim in enumerate(shape))
         state, left = work.take_state(site, "front", first, shape, None)
@@ -209,7 +209,7 @@ class Begun(Frames):
         site.rename(b.op("Slice", whole, begin, count, axes, name="ready"), output)
 
     def _replace_early(self, work: GraphEditor, site: Site, live: ir.Value | None, first: np.ndarray) -> None:
-        """Put the front in place of the frames that mean nothing."""
+        """Replace the meaningless frames with the front."""
         one, b, output = first.take([0], self.axis), site.behind, str(site.output().name)
         if (first != one).any():
             raise UnsupportedError(f"{site.owner}: the frames that it prepends differ from each other; drop --step")
@@ -224,7 +224,7 @@ def _prepending(site: Site) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Overlap(Frames):
-    """What a ConvTranspose makes beyond the chunk, to which the next one adds."""
+    """The output of a ConvTranspose beyond the chunk, to which the next chunk adds."""
 
     def __call__(self, work: GraphEditor) -> None:
         axis, length = self.axis, self.length
@@ -244,7 +244,7 @@ class Overlap(Frames):
 
 @dataclasses.dataclass(frozen=True)
 class Accumulated(Frames):
-    """The last frame of a sum over time, from which the next chunk goes on."""
+    """The last frame of a running sum, which the next chunk continues."""
 
     exclusive: bool
 
@@ -260,7 +260,7 @@ class Accumulated(Frames):
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """What a Scan over the frames hands from step to step; shapes: of its first values."""
+    """The states of a Scan over the frames. shapes: of the initial values."""
 
     node: ir.Node
     shapes: tuple[tuple[Size, ...], ...]
@@ -285,7 +285,7 @@ KEEPS_INDICES = ("Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape", "Transpo
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """A Range over the frames, or a Slice of as many rows of a table as there are frames.
+    """The position in the stream, for a Range over the frames or a Slice of a table by frame.
 
     dtype: of what it counts.  numbered: nodes that take each frame by its number, which need not count on.
     source: an input of the model with the stream along an axis.  count, first, delta: of a Range, what it counts.
@@ -300,7 +300,7 @@ class Position:
     delta: int = 1
 
     def __call__(self, work: GraphEditor) -> None:
-        """Count on from the number of frames before the chunk."""
+        """Add the number of frames before the chunk."""
         site = work.at(self.node)
         if self.node.op_type == "Range" and not self._is_read(self.node.outputs[0]):
             return
@@ -330,7 +330,7 @@ class Position:
         work.hand_on(site, total, state)
 
     def _end_with_chunk(self, work: GraphEditor, site: Site) -> None:
-        """Compute the limit of a Range from the frames of the chunk, whatever it was computed from."""
+        """Recompute the limit of a Range from the frames of the chunk."""
         limit, b = self.node.inputs[1], site.before
         if limit is None or work.infos[limit].content == (self.count,):
             return
@@ -339,7 +339,7 @@ class Position:
         work.replace_input(site, 1, b.cast(end, INT64, self.dtype, "limit"))
 
     def _is_read(self, value: ir.Value) -> bool:
-        """Whether anything but nodes that take each frame reads what a Range counts."""
+        """Whether a node other than a frame-by-frame Gather reads the Range."""
         users = [user for user, index in value.uses() if user not in self.numbered or index != 1]
         return value.is_graph_output() or any(
             user.op_type not in KEEPS_INDICES or any(map(self._is_read, user.outputs)) for user in users
@@ -348,7 +348,7 @@ class Position:
 
 @dataclasses.dataclass(frozen=True)
 class DelayBuffer(Frames):
-    """Frames that are held back in front of a node until all of its window, of `length` frames, is there.
+    """A delay buffer: frames held back until a whole window of `length` frames is available.
 
     index: which input of the node.
     before, fill: how many frames it has before the first chunk, and what they are.
@@ -390,7 +390,7 @@ class DelayBuffer(Frames):
         site.change(self.attributes)
 
     def _hold_back(self, work: GraphEditor, site: Site) -> None:
-        """Put what is held back in front of the input, use what is ready of it, and hold back the rest."""
+        """Prepend the held frames to the input, pass on the complete windows, and hold back the rest."""
         work.check_sizes(site.owner, self.shape)
         first = filled(self.x.sized(size(self.before)), self.fill, self.dtype)
         state, held = work.take_state(site, "held", first, self.x.sized(size(GROWS)), None)
@@ -423,7 +423,7 @@ class DelayBuffer(Frames):
         work.hand_on(site, buffered, state)
 
     def _delay(self, work: GraphEditor, site: Site) -> None:
-        """The same where chunks are of one length: as many frames come as there are, and the first mean nothing."""
+        """The delay for chunks of one length: outputs have as many frames, and the first ones are meaningless."""
         b, axis = site.before, self.axis
         if self.crop is not None:
             length = self.length - 1 - self.crop

@@ -46,7 +46,7 @@ MARK = b"first states, written by rnn-lower stream"
 
 @dataclasses.dataclass(frozen=True)
 class StreamResult:
-    """A streaming model before it is written. dims: sizes that were fixed in it; kept: nodes that were not lowered."""
+    """A streaming model before it is written. dims: sizes that were fixed.  kept: nodes that were not lowered."""
 
     document: Document
     dims: Dims | None
@@ -60,7 +60,7 @@ class StreamResult:
 
 
 def make(document: Document, requested: StreamOptions, options: Options) -> StreamResult:
-    """Create the streaming form, lowered unless the fused nodes are kept. The document stays unchanged."""
+    """The streaming form, lowered unless native nodes are kept. The document stays unchanged."""
     check_texts(axis=requested.axis, state_names=requested.state_names)
     if requested.step is not None:
         check_numbers(step=requested.step)
@@ -107,7 +107,7 @@ def _is_made(node: ir.Node) -> bool:
 
 
 def _check_made(model: ir.Model, target: Target) -> None:
-    """Raise UnsupportedError where the target does not support a node that carries what the stream remembers."""
+    """Raise UnsupportedError if the target does not support a node that `stream` added."""
     for finding in unsupported(model, target, ShapeInfo(model)):
         if finding.node.startswith(MADE):
             raise UnsupportedError(
@@ -117,7 +117,7 @@ def _check_made(model: ir.Model, target: Target) -> None:
 
 
 def _arranged(streamed_model: StreamedModel, requested: StreamOptions) -> Plan:
-    """The plan with states packed and named as requested, in the model too."""
+    """The plan with states packed and named as requested, also in the model."""
     plan, model = streamed_model.plan, streamed_model.document.proto
     if requested.states == "packed":
         plan = packed(model, plan)
@@ -131,7 +131,7 @@ def _arranged(streamed_model: StreamedModel, requested: StreamOptions) -> Plan:
 
 
 def _refuse_empty_chunks(model: StreamedModel, target: Target) -> None:
-    """Raise UnsupportedError where frames are delayed by another number in each chunk, so that one may have none."""
+    """Raise UnsupportedError if delays vary, so that chunks may be empty, and the target does not support this."""
     grown = (state.node for state in model.plan.states if any(GROWS in dim.of for dim in state.shape))
     late = next(iter([*model.late, *grown]), None)
     if late is not None:
@@ -143,7 +143,7 @@ def _refuse_empty_chunks(model: StreamedModel, target: Target) -> None:
 
 @contextlib.contextmanager
 def staged_states(destination: str | os.PathLike[str], plan: Plan) -> Iterator[Callable[[Callable[[], None]], None]]:
-    """The first states in a file beside the model, with .state.npz in place of .onnx, under a name of its own as yet.
+    """Write the initial states to a temporary file for OUT.state.npz next to the model.
 
     Answers what puts it in place around the commit of the model. The states of the model before go first, so that
     whenever a run is killed no model stands beside the states of another: the model says them itself, too.
@@ -197,7 +197,7 @@ def staged_states(destination: str | os.PathLike[str], plan: Plan) -> Iterator[C
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a file holds states that an earlier run has written, whatever has become of the model."""
+    """Whether an earlier run wrote this file of states."""
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.comment == MARK
@@ -206,13 +206,13 @@ def _is_ours(path: Path) -> bool:
 
 
 def _sign(file: BinaryIO) -> None:
-    """Put the mark in the comment of an archive that has none yet: the last two bytes are its length."""
+    """Write our mark as the comment of an archive without one; its last two bytes are the length."""
     file.seek(-2, os.SEEK_END)
     file.write(len(MARK).to_bytes(2, "little") + MARK)
 
 
 def _has_states(path: Path) -> bool:
-    """Whether a streaming model stands there, so that the states beside it are its own."""
+    """Whether a path contains a streaming model, which owns the states next to it."""
     try:
         plan = read_plan(onnx.load(path, load_external_data=False))
     except Exception:  # no model, or none of this version

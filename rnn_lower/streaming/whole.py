@@ -44,7 +44,7 @@ class Whole:
 
 
 def unstreamed(document: Document, states: Mapping[str, str] | None, time: str | None) -> Whole:
-    """Create a model on whole sequences.
+    """The model over whole sequences.
 
     states: outputs by the inputs that they are fed back to, of a model that `stream` has not made.  time: the axis of
     the frames of such a model, INPUT[AXIS]; where it has none, each run is one step, and a new axis comes first.
@@ -86,7 +86,7 @@ def unstreamed(document: Document, states: Mapping[str, str] | None, time: str |
 
 
 def _with_axes(document: Document, plan: Plan, time: str) -> Plan:
-    """The plan with the axis of the frames of inputs and outputs."""
+    """The plan with the stream axis of each input and output."""
     work, name, size = opened(document.copied(), time)
     inputs = axes_of(work, name)
     analysis = CausalityAnalysis(work.model, work.shape_info, inputs, True)
@@ -112,7 +112,7 @@ def _with_axes(document: Document, plan: Plan, time: str) -> Plan:
 
 
 def _with_new_axis(document: Document, plan: Plan) -> tuple[Document, Plan]:
-    """Each run being one step, with an axis of one frame in front of inputs and outputs."""
+    """The model with a new leading stream axis of size 1, if each run is one step."""
     work, fed = document.proto, {name for state in plan.states for name in (state.input, state.output)}
     graph = work.graph
     b = graph_builder(work, "whole")
@@ -145,7 +145,7 @@ def _with_new_axis(document: Document, plan: Plan) -> tuple[Document, Plan]:
 
 
 def _is_free(document: Document, plan: Plan, exactly: bool = True) -> bool:
-    """Whether all states are those of recurrent nodes, and nothing else is carried.
+    """Whether recurrent nodes have all states of the model.
 
     exactly: whether first and last states have to be inputs and outputs as they are.
     """
@@ -173,7 +173,7 @@ def _is_free(document: Document, plan: Plan, exactly: bool = True) -> bool:
 
 
 def _in_one_chunk(model: onnx.ModelProto, plan: Plan) -> None:
-    """The whole is a chunk like any other; states of the model's own are no outputs then."""
+    """Make the model run the whole sequence as one chunk, without state outputs."""
     graph = model.graph
     own = {state.input: state for state in plan.states if state.first is not None}
     gone = {state.output for state in own.values()} - plan.outputs.keys()
@@ -185,7 +185,7 @@ def _in_one_chunk(model: onnx.ModelProto, plan: Plan) -> None:
 
 
 def _write_first_values(graph: onnx.GraphProto, b: GraphBuilder, plan: Plan) -> None:
-    """Write the values before the first frame of all states that have one, of the batch that the inputs have."""
+    """Emit the initial values of the states, with the batch size of the inputs."""
     for state in plan.states:
         if state.first is None:
             continue
@@ -260,7 +260,7 @@ def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) ->
 def _typed(
     value: onnx.ValueInfoProto, name: str, shapes: Mapping[str, Sequence[int | str | None] | None]
 ) -> onnx.ValueInfoProto:  # fmt: skip
-    """A value in the body, with the sizes that are known: not those of several names, which runtimes fail to unify."""
+    """A value of the body, with known sizes only, because runtimes fail to unify symbolic ones."""
     kind, shape = value.type.tensor_type, shapes.get(value.name)
     if shape is None and kind.HasField("shape"):
         shape = [dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim]
@@ -269,19 +269,19 @@ def _typed(
 
 
 def _around(b: GraphBuilder, value: ir.Value, end: int, start: int, middle: list[int]) -> Operand:
-    """The shape of a value up to an axis, numbers in the middle, and the shape from an axis on."""
+    """The shape of a value before an axis, then numbers, then the shape from an axis on."""
     shape = b.op("Shape", value, name="shape")
     before, behind = b.slice(shape, 0, 0, end, "before"), b.slice(shape, 0, start, 2**31 - 1, "behind")
     return b.concat([before, constant(middle, INT64), behind], 0, "shape")
 
 
 def _split(b: GraphBuilder, name: str, axis: int, step: int) -> Operand:
-    """Frames as chunks of so many."""
+    """Split the frames into chunks of this size."""
     value = ir.Value(name=name)
     return b.op("Reshape", value, _around(b, value, axis, axis + 1, [-1, step]), name="chunks")
 
 
 def _merge(b: GraphBuilder, value: ir.Value, axis: int, warm_up: int | None) -> Operand:
-    """Chunks as frames, without those that mean nothing."""
+    """Concatenate chunks, without the meaningless frames."""
     whole = b.op("Reshape", value, _around(b, value, axis, axis + 2, [-1]), name="frames")
     return b.slice(whole, axis, warm_up, 2**31 - 1) if warm_up else whole

@@ -23,7 +23,7 @@ from rnn_lower.streaming.state_caches import Begun, Cache, DelayBuffer, Joined, 
 
 
 class PaddedError(UnsupportedError):
-    """A ConvTranspose cuts off what it makes over time: that is to be a Slice behind it."""
+    """A ConvTranspose crops its output over time; a Slice after it must do so instead."""
 
     def __init__(self, node: ir.Node, axis: int) -> None:
         super().__init__(f"{node.op_type} '{node.name}' pads axis {axis}")
@@ -31,7 +31,7 @@ class PaddedError(UnsupportedError):
 
 
 def cut_behind(model: ir.Model, name: str, axis: int) -> None:
-    """Let a Slice cut off what a ConvTranspose does, which is found by its output."""
+    """Move the cropping of a ConvTranspose, found by its output, to a Slice after it."""
     node = next(node for node in model.graph.all_nodes() if node.outputs[0].name == name)
     pads = list(node.attributes["pads"].as_ints())
     index, count = axis - 2, len(pads) // 2
@@ -55,7 +55,7 @@ def cut_behind(model: ir.Model, name: str, axis: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Window:
-    """Along one axis."""
+    """The window of an operator along one axis."""
 
     reach: int
     stride: int
@@ -68,7 +68,7 @@ def convolution(ctx: RuleContext) -> list[AxisInfo]:
 
 
 def _beside_time(ctx: RuleContext) -> list[AxisInfo] | None:
-    """What a convolution makes of frames in the batch; None of frames that its windows cover."""
+    """The output of a convolution with the frames in the batch; None if its windows cover frames."""
     x = ctx.x()
     if along(ctx, x) == 1:
         raise ctx.refuse("it sums over the frames of the stream, because its channel axis is the time axis")
@@ -95,7 +95,7 @@ def global_pooling(ctx: RuleContext) -> list[AxisInfo]:
 
 
 def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
-    """Only where each frame is one of its own; longer windows overlap what follows."""
+    """A ConvTranspose; windows longer than the stride overlap the next frames."""
     if (infos := _beside_time(ctx)) is not None:
         return infos
     x = settled(ctx.x(), ctx.analysis.delay)
@@ -138,7 +138,7 @@ def _beyond(ctx: RuleContext, frames: int) -> str:
 
 
 def _overlapping(ctx: RuleContext, x: AxisInfo, window: _Window, extra: int, shape: list[Size]) -> AxisInfo:
-    """Each frame makes several, and adds to those of the next ones: what reaches beyond the chunk is kept."""
+    """A ConvTranspose whose outputs overlap; the part beyond the chunk becomes a state."""
     axis, rest = along(ctx, x), window.reach + extra - window.stride
     if not x.is_plain or x.outer != ONE:
         raise ctx.refuse("its input is padded or merged with other axes")
@@ -236,7 +236,7 @@ def _held_back(ctx: RuleContext, x: AxisInfo, window: _Window, fill: Any) -> Del
 
 
 def _without_padding(ctx: RuleContext, x: AxisInfo, axis: int) -> dict[str, Any]:
-    """The attributes of a node that pads no frames."""
+    """The attributes of the node without padding along the stream."""
     count, auto = x.rank - 2, ctx.attribute("auto_pad", "NOTSET")
     pads = list(ctx.attribute("pads", None) or [0] * 2 * count) if auto == "NOTSET" else [0] * 2 * count
     pads[axis - 2] = pads[axis - 2 + count] = 0
@@ -244,7 +244,7 @@ def _without_padding(ctx: RuleContext, x: AxisInfo, axis: int) -> dict[str, Any]
 
 
 def pad(ctx: RuleContext) -> list[AxisInfo]:
-    """Constants in front of the stream are frames that came before it."""
+    """A Pad; padding before the stream becomes the initial state."""
     x, mode = ctx.x(), ctx.attribute("mode", "constant")
     axis, pads = along(ctx, x), ctx.integers(1, "pads", 11)
     if pads is None:
@@ -297,7 +297,7 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
 
 
 def joined_in_front(ctx: RuleContext) -> list[AxisInfo] | None:
-    """What a Concat joins in front of the stream are frames that came before it; None of another Concat."""
+    """A Concat that puts frames before the stream, which become the initial state; else None."""
     front, x = ctx.inputs[0], ctx.inputs[1] if len(ctx.inputs) == 2 else None
     value = ctx.node.inputs[0]
     if front is None or value is None or front.is_timed or front.last or x is None or x.axis != ctx.axis(1, x.rank):
@@ -314,17 +314,17 @@ def joined_in_front(ctx: RuleContext) -> list[AxisInfo] | None:
 
 
 def _fills_up(x: AxisInfo, length: int) -> bool:
-    """Whether so many frames in front make a value as long as the stream again, also in a run over the whole."""
+    """Whether this many frames in front restore the length of the stream, also over the whole sequence."""
     return length == x.late and not (x.lead or x.trail or x.cut)
 
 
 def _begun(ctx: RuleContext, x: AxisInfo, length: int, dtype: ir.DataType, **details: Any) -> AxisInfo:
-    """A value that is not late any more, since so many frames stand in front of it."""
+    """A value whose delay equals the number of frames in front, so that it has no delay."""
     source = next(iter(ctx.analysis.streams.items()))
     ctx.carry(Begun(ctx.node, x, length, dtype, source, **details))
     return x.changed(late=0, dropped=0)
 
 
 def concat(ctx: RuleContext) -> list[AxisInfo]:
-    """Over time, with a constant in front; else over other axes."""
+    """A Concat over time with a constant in front, or over other axes."""
     return joined_in_front(ctx) or shapes.concat(ctx)
