@@ -44,7 +44,7 @@ def inline_functions(model: ir.Model, chosen: Collection[ir.OperatorIdentifier])
 
 
 def _call_dependent(model: ir.Model) -> set[ir.OperatorIdentifier]:
-    """Functions of which only each call tells what they compute."""
+    """The functions whose recurrent nodes depend on the call site."""
     shape_info, functions = ShapeInfo(model), set()
     for node, scope in recurrent_nodes(model):
         if isinstance(scope.root, ir.Function):
@@ -56,7 +56,7 @@ def _call_dependent(model: ir.Model) -> set[ir.OperatorIdentifier]:
 
 
 def _with_callers(model: ir.Model, chosen: Collection[ir.OperatorIdentifier]) -> set[ir.OperatorIdentifier]:
-    """Functions and all that call them: from the outermost call on it is known what a caller leaves out."""
+    """These functions and all their callers, because only the outermost call shows which inputs are absent."""
     reaching = set(chosen)
     calls = {name: {node.op_identifier() for node in with_bodies(f)} for name, f in model.functions.items()}
     while callers := {name for name, called in calls.items() if called & reaching} - reaching:
@@ -65,7 +65,7 @@ def _with_callers(model: ir.Model, chosen: Collection[ir.OperatorIdentifier]) ->
 
 
 def _check_imports(model: ir.Model, identifiers: Collection[ir.OperatorIdentifier]) -> None:
-    """Raises RnnLowerError where nodes would come to another opset than theirs; InlinePass does not know ai.onnx."""
+    """Raise RnnLowerError if inlining would change the opset of nodes; InlinePass does not know the name ai.onnx."""
     imports = plain_imports(model.opset_imports)
     for identifier in identifiers:
         for domain, version in plain_imports(model.functions[identifier].opset_imports).items():
@@ -79,7 +79,7 @@ def _check_imports(model: ir.Model, identifiers: Collection[ir.OperatorIdentifie
 
 
 def _own_outputs(function: ir.Function) -> None:
-    """Let a function give each value once, and no input as it came: its caller knows these by other names."""
+    """Make the outputs of a function distinct and different from its inputs, because its caller renames them."""
     seen_values = set(function.inputs)
     for index, value in enumerate(function.outputs):
         if value in seen_values:

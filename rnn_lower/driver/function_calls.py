@@ -28,7 +28,7 @@ RUN_BY = ("onnxruntime", "onnxruntime@1.20", "onnxruntime@1.17", "onnx-reference
 
 
 def check_target(target: str) -> None:
-    """Raise RnnLowerError for a runtime that has not been shown to run function calls."""
+    """Raise RnnLowerError unless a runtime is known to run function calls."""
     if target not in RUN_BY:
         text = (
             f"target {target} has not been shown to run function calls; drop --as-function, or choose one of"
@@ -50,7 +50,7 @@ class Calls:
     def call(
         self, node: RecurrentNode, scope: Scope, form: str, max_nodes: int | None, finish: Finish
     ) -> tuple[ir.Node, Sequence[ir.Node], bool]:
-        """A call that computes the same as a recurrent node, the contents of its function, and whether it is new.
+        """A call that replaces a recurrent node, the nodes of its function, and whether the function is new.
 
         Raises UnsupportedError as `lower_node`.
         """
@@ -89,14 +89,14 @@ class Calls:
 
 
 def _domains(model: ir.Model) -> set[str]:
-    """All that something in the model calls a domain."""
+    """All names that the model uses as a domain."""
     imports = (model.opset_imports, *(function.opset_imports for function in model.functions.values()))
     imported = {domain for table in imports for domain in table} | {domain for domain, _, _ in model.functions}
     return imported | {node.domain for node, _ in nodes(model)}
 
 
 def _shape_of(node: RecurrentNode) -> tuple[Any, ...]:
-    """What two nodes have to have in common to be calls of the same function."""
+    """The key by which two nodes share a function."""
     sizes = (node.static_length, node.static_batch, node.input_size if isinstance(node.input_size, int) else None)
     kind = (node.op_type, node.version, node.direction, node.dtype, node.activations, node.clip, node.layout)
     flags = (node.linear_before_reset, node.input_forget, node.hidden_size)

@@ -53,7 +53,7 @@ def legalize_rest(
 
 
 def _unsupported(model: ir.Model, target: Target, shape_info: ShapeInfo) -> Iterator[tuple[ir.Node, Scope]]:
-    """Nodes without bodies that the target does not support, and that no lowering has emitted."""
+    """The nodes without bodies that the target does not support and that lowering did not emit."""
     checkers: dict[int, ConstraintChecker] = {}
     for node, scope in nodes(model):
         checker = checkers.setdefault(
@@ -92,7 +92,7 @@ def _replace(
 
 
 def _own_results(node: ir.Node, emitted: list[ir.Node], results: Sequence[ir.Value]) -> list[ir.Value]:
-    """The results, where one that is an output of the graph has a node of its own: no input or other result is it."""
+    """The results, with an Identity for a graph output that is also an input or another result."""
     computed, own = {value for new in emitted for value in new.outputs}, []
     for old, new in zip(node.outputs, results, strict=True):
         if old.is_graph_output() and (new not in computed or new in own):

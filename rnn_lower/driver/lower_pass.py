@@ -58,7 +58,7 @@ class Record:
     nodes: Sequence[ir.Node] = dataclasses.field(default=(), repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the nodes, which are of the model."""
+        """The state to pickle, without the nodes, which belong to the model."""
         return {**self.__dict__, "nodes": ()}
 
 
@@ -162,7 +162,7 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
 
 
 def _would_lose(proto: onnx.ModelProto) -> str:
-    """What of a model refers to nodes that folding removes, and is nothing that onnx_ir carries."""
+    """The parts of a model that refer to nodes that folding may remove, and that onnx_ir does not model."""
     graphs = [holder for holder in protobuf.holders(proto) if isinstance(holder, onnx.GraphProto)]
     if proto.training_info:
         return "training_info"
@@ -187,7 +187,7 @@ def changes_all(model: ir.Model, options: Options) -> bool:
 
 
 def _change_all(model: ir.Model, options: Options) -> tuple[bool, list[str]]:
-    """Fold, and unroll loops; whether the model is another one then, and why loops stay, to be logged."""
+    """Fold constants and unroll loops; returns whether the model changed, and why loops stay."""
     folded, unrolls = folds(model, options), unrolls_loops(model, options)
     if folded:
         inline_undecided(model)
@@ -282,7 +282,7 @@ def lower_model(model: ir.Model, options: Options, outline: onnx.ModelProto | No
 
 
 def _lower_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | None) -> list[Record]:
-    """Convert, and lower, when nothing is left to fold or to unroll."""
+    """Convert the opset, and lower the nodes of a model that is folded and unrolled already."""
     if options.opset is not None:  # first, so that nodes are lowered with the operators of that opset
         convert.convert_opset(model, options.opset, outline)
     records = replace_nodes(model, options, outline)
@@ -316,7 +316,7 @@ def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | 
 
 
 def _warn_of_unsupported(model: ir.Model, options: Options, shape_info: ShapeInfo) -> None:
-    """Say in one line which nodes stay that the target does not support, loops of the model's own above all."""
+    """Log in one line which remaining nodes the target does not support, loops first."""
     if options.target is None:
         return
     target = find_target(options.target)
@@ -326,7 +326,7 @@ def _warn_of_unsupported(model: ir.Model, options: Options, shape_info: ShapeInf
 
 
 def _warn_of_others(model: ir.Model) -> None:
-    """Say which recurrent operators stay that are not ONNX's own."""
+    """Log which recurrent operators of other domains stay."""
     counts = collections.Counter(node.op_type for node, _ in nodes(model) if node.domain == "com.microsoft")
     for op_type in OTHERS:
         if counts[op_type]:

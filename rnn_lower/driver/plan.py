@@ -61,7 +61,7 @@ class Site:
 
 @dataclasses.dataclass(frozen=True)
 class Replacement:
-    """The replacement of a recurrent node: nodes, and a new value for each output that is used.
+    """The replacement of a recurrent node: nodes, and a new value for each used output.
 
     called: where that is a call, the nodes of its function.  why: of the form.
     """
@@ -76,12 +76,12 @@ class Replacement:
 
     @property
     def emitted(self) -> Sequence[ir.Node]:
-        """The nodes that compute it: in a function that is called, or in its place."""
+        """The nodes that compute the replacement: those of the called function, or those in its place."""
         return self.called or self.nodes
 
     @property
     def count(self) -> int:
-        """Emitted nodes, bodies included."""
+        """The number of emitted nodes, including those in bodies."""
         return count_nodes(self.emitted)
 
 
@@ -106,7 +106,7 @@ class Plan:
 
     @functools.cached_property
     def sites(self) -> list[Site]:
-        """The recurrent nodes that the options choose, in the order of the model."""
+        """The recurrent nodes that the options select, in model order."""
         shape_info, chosen = self._shape_info, []
         for node, scope in recurrent_nodes(self._model, self._options.op_types):
             read = read_node(node, scope.opset, scope.path, shape_info)
@@ -117,7 +117,7 @@ class Plan:
 
     @functools.cached_property
     def replacements(self) -> list[Replacement]:
-        """What takes the place of each node."""
+        """The replacement of each node."""
         planned = self._planned()
         for opset in {site.scope.opset for site in self.sites}:
             _review(opset)
@@ -184,7 +184,7 @@ class Plan:
                 warn_of_output(value, declared_shape, shape)
 
     def _planned(self) -> list[tuple[Site, str]]:
-        """The form of each node. Raises UnmetRequirementError with all that any of them needs."""
+        """The form of each node. Raises UnmetRequirementError with the requirements of all nodes."""
         planned: list[tuple[Site, str]] = []
         unmet: list[tuple[Site, list[Requirement]]] = []
         for site in self.sites:
@@ -210,7 +210,7 @@ class Plan:
         return self._target.choose(site.node, site.scope.opset) if form == "auto" else form
 
     def _requirements(self, site: Site, form: str) -> list[Requirement]:
-        """What the form and the target need and the node lacks."""
+        """The requirements of the form and the target that the node does not meet."""
         node, opset, unmet = site.node, site.scope.opset, []
         if form == "scan" and not exists("Scan", opset):
             since = first_opset("Scan")
@@ -224,7 +224,7 @@ class Plan:
         return [*unmet, *self._target.lacks(node, form, opset)]
 
     def _with_sizes(self, site: Site, sizes: Mapping[str, int]) -> Site:
-        """The site with sizes that folding tells, where nothing else does."""
+        """The site with sizes that only constant folding finds."""
         node = site.node
         known: dict[str, Any] = {name: n for name, n in sizes.items() if not isinstance(getattr(node, name), int)}
         for name, size in known.items():
@@ -258,7 +258,7 @@ class Plan:
         return Replacement(site, form, nodes, olds, [*outputs.values()], called, why)
 
     def _lowered(self, site: Site, form: str) -> tuple[list[ir.Node], dict[str, ir.Value]]:
-        """The nodes in the place of a node, and its outputs by name: canonical, tuned, legalized, checked."""
+        """The nodes that replace a node, and its outputs by name: canonical, tuned, legalized, checked."""
         node, scope, target = site.node, site.scope, self._target
         b = builder_of(node, scope.opset, self._names, self._pool(scope), max(0, self._left))
         if node.is_quantized and not self._options.dequantize:
@@ -277,7 +277,7 @@ class Plan:
         return nodes, dict(zip(outputs, results, strict=True))
 
     def _call(self, site: Site, form: str) -> tuple[list[ir.Node], dict[str, ir.Value], Sequence[ir.Node]]:
-        """As `_lowered`, by a call of a function, and the nodes of that."""
+        """Like `_lowered`, but with a function call, and the nodes of the function."""
         node, scope = site.node, site.scope
         call, inside, new = self._calls.call(node, scope, form, max(0, self._left), self._legal)
         if new:
@@ -288,7 +288,7 @@ class Plan:
         return nodes, outputs, inside
 
     def _spend(self, node: RecurrentNode, count: int) -> None:
-        """Raises UnmetRequirementError if the number of emitted nodes exceeds the limit."""
+        """Raise UnmetRequirementError if the number of emitted nodes exceeds the limit."""
         self._left -= count
         if self._left < 0:
             limit = self._options.max_nodes
@@ -296,11 +296,11 @@ class Plan:
             raise UnmetRequirementError(what, [Requirement(what, nodes=True)])
 
     def _why(self, site: Site, form: str) -> str:
-        """Why it has this form, for people."""
+        """The reason for the form, for printing."""
         return self._target.why(site.node, form) if self._options.form == "auto" else "requested"
 
     def _unsupported(self, site: Site, form: str, error: UnsupportedOpError) -> UnsupportedError:
-        """What the target does not support; perhaps another form does without it."""
+        """The requirements for operators that the target lacks; another form may not need them."""
         message = f"{site.node.describe()}: target {self._target.name} {error}"
         lengths = site.node.inputs.get("sequence_lens")
         if error.op_type in MASKING and lengths is not None and known(lengths) is None:
@@ -313,7 +313,7 @@ class Plan:
     def _legal(
         self, node: RecurrentNode, b: GraphBuilder, nodes: list[ir.Node], results: list[ir.Value]
     ) -> tuple[list[ir.Node], list[ir.Value]]:
-        """Nodes that the target supports, and results, in the place of those of a node; held against its constraints.
+        """The legalized nodes and results of a node, checked against the target's constraints.
 
         A violation that is left is a mistake of ours, and no output.
         """
@@ -342,7 +342,7 @@ class Plan:
                 raise UnmetRequirementError(what, [Requirement(what, opsets=(of_model, of_model))])
 
     def _pool(self, scope: Scope) -> ConstantPool:
-        """Initializers of the main graph serve all; else Constant nodes, shared within the graph they are in."""
+        """The pool for new constants: initializers of the main graph, or Constant nodes per graph."""
         as_nodes = self._model.ir_version < 4 or scope.in_function
         owner = scope.graph if as_nodes else self._model.graph
         if owner not in self._pools:
@@ -351,7 +351,7 @@ class Plan:
 
 
 def declared_infos(node: RecurrentNode) -> dict[ir.Value, TensorInfo]:
-    """What the sizes of a node tell of its inputs."""
+    """The declarations of a node's inputs that follow from its sizes."""
     infos = {}
     for name, value in node.inputs.items():
         axes = axes_of(name, node.operator.gates, node.num_directions, node.layout)
@@ -369,7 +369,7 @@ def read_nodes(model: ir.Model, shape_info: ShapeInfo | None = None) -> list[Rec
 
 
 def _review(opset: int) -> None:
-    """Accept a newer opset than this program was written for while no emitted operator has changed in it."""
+    """Accept a newer opset than the reviewed ones if no emitted operator has changed in it."""
     check_reviewed(opset)
     if opset > (newest := newest_opset()):
         text = (
@@ -380,7 +380,7 @@ def _review(opset: int) -> None:
 
 
 def remove_unused(values: Iterable[ir.Value]) -> None:
-    """Drop weights (initializers, Constant nodes, and what moves them) of these that nothing uses any more."""
+    """Drop unused weights among these: initializers, Constant nodes, and nodes that move them."""
     waiting = [value for value in values if known(value) is not None]
     while waiting:
         value = waiting.pop()

@@ -21,7 +21,7 @@ from rnn_lower.lowering.node import RecurrentNode, axes_of
 def with_ranks(
     emitted: list[ir.Node], outputs: Mapping[str, ir.Value], node: RecurrentNode, scope: Scope, names: Names
 ) -> dict[str, ir.Value]:
-    """The results by name, each with its shape as far as the node knows it; nodes that this takes join `emitted`."""
+    """The results by name, with the shapes that the node knows; nodes needed for this are added to `emitted`."""
 
     def emit(name: str, op_type: str, *inputs: ir.Value, **attributes: ir.Attr) -> ir.Value:
         name = names.unique(f"{node.name}/{name}")
@@ -49,6 +49,6 @@ def with_ranks(
 
 
 def _is_declared_without(value: ir.Value, scope: Scope) -> bool:
-    """Whether a graph declares the value among what it gives, with no shape, so that another has to bear it."""
+    """Whether a graph output declares this value without a shape, so that another value must carry the shape."""
     inside = scope.graph is not scope.root or bool(value.uses())
     return value.is_graph_output() and inside and not scope.in_function

@@ -36,7 +36,7 @@ class LowerRecurrentRule(pattern.RewriteRule):  # type: ignore[misc]
     def try_rewrite(
         self, model: ir.Model, graph_or_function: ir.Graph | ir.Function, node: ir.Node, **_: Any
     ) -> ReplacementSubgraph | None:
-        """What replaces `node`, when the options choose it."""
+        """The replacement of `node`, if the options select it."""
         if node.op_type not in self.options.op_types or node.domain != "":
             return None
         if node not in self._replacements.get(model, {}):

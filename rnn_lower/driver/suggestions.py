@@ -100,7 +100,7 @@ def _suggestion(lacks: Sequence[Requirement], options: Options, model: ir.Model,
 
 
 def _other_forms(lacks: Sequence[Requirement]) -> list[Change]:
-    """Forms that lack nothing of all this."""
+    """The forms without any of these requirements."""
     common = set.intersection(*(set(lack.forms) for lack in lacks))
     return [({"form": form}, f"--form {form}") for form in lacks[0].forms if form in common]
 
@@ -108,7 +108,7 @@ def _other_forms(lacks: Sequence[Requirement]) -> list[Change]:
 def _first_that_works(
     lacks: Sequence[Requirement], options: Options, model: ir.Model, attempt: Attempt
 ) -> tuple[str | None, Exception | None]:
-    """The shortest change of options that serves, or the last error."""
+    """The smallest change of options that works, or the last error."""
     last: Exception | None = None
     hopeless: set[int] = set()
     opsets, sizes = _opsets(lacks, options, model), _sizes(lacks, options, model)
@@ -133,7 +133,7 @@ def _first_that_works(
 
 
 def _kinds(lacks: Sequence[Requirement]) -> set[str]:
-    """What is missing, by what would mend it."""
+    """The unmet requirements, by the kind of option that would meet them."""
     sizes = {size for lack in lacks for size in lack.sizes}
     return sizes | {"nodes" for lack in lacks if lack.nodes} | {"opset" for lack in lacks if lack.opsets}
 
@@ -153,7 +153,7 @@ NOTHING: list[Change] = [({}, "")]
 
 
 def _opsets(lacks: Sequence[Requirement], options: Options, model: ir.Model) -> list[Change]:
-    """Opsets within all limits: one that nearly everything takes, then those near what was asked for.
+    """The opsets within all limits: a widely supported one first, then those near the requested one.
 
     That of the model is one of them, to which functions that import another can be converted.
     """
@@ -169,7 +169,7 @@ def _opsets(lacks: Sequence[Requirement], options: Options, model: ir.Model) -> 
 
 
 def _needed_forms(lacks: Sequence[Requirement]) -> list[Change]:
-    """Another form, where nothing else mends one of the lacks."""
+    """Other forms, if no other option meets a requirement."""
     bound = [set(lack.forms) for lack in lacks if lack.forms and not (lack.sizes or lack.opsets or lack.nodes)]
     if not bound:
         return NOTHING
@@ -178,7 +178,7 @@ def _needed_forms(lacks: Sequence[Requirement]) -> list[Change]:
 
 
 def _folding(lacks: Sequence[Requirement], options: Options) -> list[Change]:
-    """Folding, which finds more sizes and drops dead branches; only where nothing less suffices."""
+    """Constant folding, which finds more sizes and drops dead branches; tried last."""
     return [*NOTHING, ({"fold": True}, "--fold")] if not options.fold and any(lack.sizes for lack in lacks) else NOTHING
 
 
@@ -189,7 +189,7 @@ def _limits(lacks: Sequence[Requirement], options: Options) -> list[Change]:
 
 
 def _sizes(lacks: Sequence[Requirement], options: Options, model: ir.Model) -> list[Change]:
-    """Sizes for the axes of the inputs: those that the nodes lack, then all that are free."""
+    """Sizes for input axes: first those that the nodes need, then all free ones."""
     needed = {size for lack in lacks for size in lack.sizes}
     if not needed:
         return NOTHING
@@ -213,7 +213,7 @@ def _change(fixed: Mapping[str, int], chosen: Mapping[str, str], turn: int) -> C
 
 
 def _free(model: ir.Model) -> dict[str, str]:
-    """How each free axis of the inputs is called, and what it is to the recurrent nodes.
+    """The name of each free input axis, and its role for the recurrent nodes.
 
     Each gets that name in the model, so that inference says where it comes to.
     """

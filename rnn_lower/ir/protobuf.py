@@ -22,7 +22,7 @@ EXTERNAL = onnx.TensorProto.EXTERNAL
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Bytes of a file."""
+    """A range of bytes in a file."""
 
     path: Path
     offset: int
@@ -37,7 +37,7 @@ def graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def graphs_in(holder: Holder) -> Iterator[Holder]:
-    """A graph, or what a function holds, and every body in it, however deep."""
+    """A graph or function, and all nested bodies."""
     waiting: list[Holder] = [holder]
     while waiting:
         graph = waiting.pop()
@@ -52,7 +52,7 @@ def holders(model: onnx.ModelProto) -> Iterator[Holder]:
 
 
 def names_of(holder: Holder) -> set[str]:
-    """All names in a graph but those of its bodies."""
+    """All names in a graph, without those of its bodies."""
     found = {name for node in holder.node for name in (*node.input, *node.output)}
     if isinstance(holder, onnx.GraphProto):
         found |= {value.name for value in (*holder.input, *holder.output, *holder.initializer)}
@@ -60,7 +60,7 @@ def names_of(holder: Holder) -> set[str]:
 
 
 def rename(graph: onnx.GraphProto, names: Mapping[str, str], declared: bool = True) -> None:
-    """Rename values that nodes read and make, in bodies too; declared: those that the graph takes and gives, too."""
+    """Rename the values of nodes, also in bodies. declared: also rename graph inputs and outputs."""
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
@@ -71,7 +71,7 @@ def rename(graph: onnx.GraphProto, names: Mapping[str, str], declared: bool = Tr
 
 
 def remove_if(messages: MutableSequence[Any], unwanted: Callable[[Any], bool]) -> bool:
-    """Delete messages from a repeated field without copying the others; whether there were any."""
+    """Delete messages from a repeated field without copying the others; returns whether any were deleted."""
     indices = [index for index, message in enumerate(messages) if unwanted(message)]
     for index in reversed(indices):
         del messages[index]
@@ -102,7 +102,7 @@ def _parts(tensors: Iterable[onnx.SparseTensorProto]) -> Iterator[onnx.TensorPro
 
 
 def dims_of(value: onnx.ValueInfoProto) -> list[int | str | None] | None:
-    """Sizes of the axes that are declared: an int, the name of a symbolic size, or None; None where there is no shape.
+    """The declared sizes: an int, a symbolic name, or None per axis; None without a shape.
 
     A negative size is a way of saying that it is unknown.
     """
@@ -117,7 +117,7 @@ def is_external(tensor: onnx.TensorProto) -> bool:
 
 
 def size_of(tensor: onnx.TensorProto) -> int | None:
-    """Bytes that the shape and the element type ask for; None for texts. Raises RnnLowerError for unknown types."""
+    """The number of bytes for the shape and element type; None for strings. Raises RnnLowerError for unknown types."""
     if any(dim < 0 for dim in tensor.dims):
         raise RnnLowerError(f"tensor '{tensor.name}' has shape {list(tensor.dims)}; sizes must not be negative")
     try:
@@ -132,7 +132,7 @@ _VALUES = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data
 
 
 def check_data(tensor: onnx.TensorProto, folder: Path | None) -> None:
-    """Raise RnnLowerError when a tensor has not the data that its shape asks for: it would be read as zeros, or not."""
+    """Raise RnnLowerError if the data of a tensor does not match its shape."""
     if is_external(tensor):
         if folder is not None:
             locate(tensor, folder)
@@ -158,7 +158,7 @@ def check_data(tensor: onnx.TensorProto, folder: Path | None) -> None:
 
 
 def locate(tensor: onnx.TensorProto, folder: Path) -> Place:
-    """Where the data of an external tensor lies, links followed.
+    """The location of the data of an external tensor, with links resolved.
 
     Raises RnnLowerError for what does not lie in the folder by its name, is no regular file, or does not hold the data.
     """
@@ -201,7 +201,7 @@ def locate(tensor: onnx.TensorProto, folder: Path) -> Place:
 
 
 def as_ir(tensor: onnx.TensorProto, folder: Path | None) -> ir.TensorProtocol | None:
-    """The tensor for onnx_ir; its data stays where it is. None where that is in a file of an unknown folder."""
+    """The tensor as onnx_ir's, without copying data; None if its file is in an unknown folder."""
     if not is_external(tensor):
         return ir.serde.TensorProtoTensor(tensor)
     if folder is None:
@@ -219,7 +219,7 @@ def read(tensor: onnx.TensorProto, folder: Path) -> bytes:
 
 
 def embed(model: onnx.ModelProto, folder: Path) -> None:
-    """Take the data of external tensors into the model."""
+    """Copy the data of external tensors into the model."""
     for tensor in tensors(model):
         if is_external(tensor):
             tensor.raw_data = read(tensor, folder)

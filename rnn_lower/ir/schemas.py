@@ -21,12 +21,12 @@ WITH_BODIES = ("If", "Loop", "Scan")
 
 
 def newest_opset() -> int:
-    """That the installed onnx knows."""
+    """The newest opset of the installed onnx."""
     return int(onnx.defs.onnx_opset_version())
 
 
 def literal_of(attribute: ir.Attr) -> np.ndarray | None:
-    """What an attribute of a Constant holds, if it is numbers."""
+    """The numbers in an attribute of a Constant, or None."""
     kind, dtype = LITERALS.get(attribute.name, (None, None))
     if dtype is None or attribute.type != kind or attribute.is_ref():
         return None
@@ -34,7 +34,7 @@ def literal_of(attribute: ir.Attr) -> np.ndarray | None:
 
 
 def schema_of(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
-    """Of its newest version where the opset is beyond the installed onnx; None where there is no such operator."""
+    """The schema of an operator at an opset, or the newest one beyond the installed onnx; None if there is none."""
     try:
         return onnx.defs.get_schema(op_type, min(opset, newest_opset()), "")
     except onnx.defs.SchemaError:
@@ -42,7 +42,7 @@ def schema_of(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
 
 
 def signature_of(schema: onnx.defs.OpSchema) -> object:
-    """What a version of an operator declares but for the types that it supports."""
+    """The attributes, inputs and outputs of a version of an operator, without its types."""
     attributes = {
         name: (a.type, a.required, a.default_value.SerializeToString()) for name, a in schema.attributes.items()
     }
@@ -50,13 +50,13 @@ def signature_of(schema: onnx.defs.OpSchema) -> object:
 
 
 def version_of(op_type: str, opset: int) -> int:
-    """The version of an operator in an opset, or 0 where there is no such operator."""
+    """The version of an operator in an opset, or 0 if there is none."""
     schema = schema_of(op_type, opset)
     return 0 if schema is None else int(schema.since_version)
 
 
 def of_another_type(node: ir.Node, schema: onnx.defs.OpSchema) -> str:
-    """What is wrong with the types of a node's attributes, as far as the schema knows these, or nothing."""
+    """The first attribute of a node with another type than in the schema, in words, or nothing."""
     for name, attribute in node.attributes.items():
         known = schema.attributes.get(name)
         if known is not None and attribute.type != (wanted := ir.AttributeType(known.type.value)):
@@ -71,7 +71,7 @@ def unknown_attributes(node: ir.Node, opset: int) -> set[str]:
 
 
 def malformed(node: ir.Node, opset: int) -> str:
-    """What keeps a node's attributes from being read, or nothing: one is of another type, or missing."""
+    """The first attribute of a node that is missing or has a wrong type, in words, or nothing."""
     schema = schema_of(node.op_type, opset)
     if schema is None:
         return ""

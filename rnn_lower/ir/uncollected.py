@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Pause Python's collector, which would walk all nodes again and again while their number grows."""
+    """Pause the garbage collector, which would repeatedly traverse a growing number of nodes."""
     if not gc.isenabled():
         yield
         return

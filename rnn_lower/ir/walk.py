@@ -19,7 +19,7 @@ _HOLD_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 @dataclasses.dataclass(frozen=True)
 class Scope:
-    """A graph, or a function, and what holds for the nodes in it.
+    """A graph or function, with its opset, path and outer scope.
 
     root: the main graph or the function that it lies in.  opset: of the default domain.
     path: for people, e.g. "main graph/then_branch of If 'x'".  outer: the scope of the node whose body it is.
@@ -38,13 +38,13 @@ class Scope:
         return isinstance(self.root, ir.Function)
 
     def up_to(self, graph: ir.Graph | ir.Function | None) -> Iterator[ir.Graph | ir.Function]:
-        """This graph and those around it, the last of them the given one."""
+        """The graphs from this one outwards, up to the given one."""
         yield self.graph
         if self.outer is not None and self.graph is not graph:
             yield from self.outer.up_to(graph)
 
     def lies_in(self, op_type: str) -> bool:
-        """Whether it is in a body of such a node."""
+        """Whether the scope is in a body of such a node."""
         return self.holder == op_type or (self.outer is not None and self.outer.lies_in(op_type))
 
     def bodies(self) -> Iterator[Scope]:
@@ -53,13 +53,13 @@ class Scope:
             yield from self.bodies_of(node)
 
     def bodies_of(self, node: ir.Node) -> Iterator[Scope]:
-        """Those of one node, in the order of `subgraphs`."""
+        """The scopes of the bodies of one node, in the order of `subgraphs`."""
         for attribute, body in subgraphs(node):
             text = f"{attribute} of {node.op_type} '{node.name or node.outputs[0].name}'"
             yield dataclasses.replace(self, graph=body, path=f"{self.path}/{text}", outer=self, holder=node.op_type)
 
     def walk(self) -> Iterator[tuple[ir.Node, Scope]]:
-        """Every node in and below this scope, before what lies in its bodies."""
+        """Every node in and below this scope; a node precedes those of its bodies."""
         for node in self.graph:
             yield node, self
             for body in self.bodies_of(node):
@@ -77,7 +77,7 @@ def roots(model: ir.Model) -> list[Scope]:
 
 
 def scopes(model: ir.Model) -> Iterator[Scope]:
-    """Main graph, functions, and every body in them."""
+    """The main graph, the functions, and all nested bodies."""
     waiting = roots(model)
     while waiting:
         scope = waiting.pop()
@@ -86,13 +86,13 @@ def scopes(model: ir.Model) -> Iterator[Scope]:
 
 
 def nodes(model: ir.Model) -> Iterator[tuple[ir.Node, Scope]]:
-    """Every node of a model with the scope that it is in."""
+    """Every node of a model with its scope."""
     for root in roots(model):
         yield from root.walk()
 
 
 def recurrent_nodes(model: ir.Model, op_types: Sequence[str] = OP_TYPES) -> Iterator[tuple[ir.Node, Scope]]:
-    """The RNN, GRU and LSTM nodes of ONNX, and quantized LSTMs; a function of such a name is none of them."""
+    """The RNN, GRU and LSTM nodes of the default domain, and quantized LSTMs."""
     quantized = "LSTM" in op_types
     for node, scope in nodes(model):
         is_recurrent = (node.op_type in op_types and node.domain == "") or (quantized and is_quantized(node))
@@ -101,18 +101,18 @@ def recurrent_nodes(model: ir.Model, op_types: Sequence[str] = OP_TYPES) -> Iter
 
 
 def is_quantized(node: ir.Node | onnx.NodeProto) -> bool:
-    """Whether it is onnxruntime's DynamicQuantizeLSTM."""
+    """Whether a node is onnxruntime's DynamicQuantizeLSTM."""
     return bool(node.op_type == QUANTIZED and node.domain == "com.microsoft")
 
 
 def owner_of(value: ir.Value) -> ir.Graph | ir.Function | None:
-    """The graph or function that has a value as input or initializer, or the node that gives it."""
+    """The graph or function that contains the definition of a value."""
     producer = value.producer()
     return value.graph if producer is None else producer.graph
 
 
 def get_attribute(node: ir.Node, name: str, kind: ir.AttributeType, default: Any) -> Any:
-    """What an attribute says. None where only a caller of the function tells, or it is of another type than its own."""
+    """The value of an attribute, or the default; None if it is a reference or has another type."""
     attribute = node.attributes.get(name)
     if attribute is None:
         return default
@@ -120,7 +120,7 @@ def get_attribute(node: ir.Node, name: str, kind: ir.AttributeType, default: Any
 
 
 def known_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """The tensor of an initializer or of a Constant node, left as it is; None for what is known at run time only.
+    """The tensor of an initializer or Constant node, without reading its data; None for run-time values.
 
     An initializer that is also a graph input may be given by the caller, so it counts as unknown.
     """
@@ -139,7 +139,7 @@ def known_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 
 def constant(value: ir.Value | None) -> np.ndarray | None:
-    """What an initializer or a Constant node holds, read from where it lies; None for what is computed or given."""
+    """The content of an initializer or Constant node, or None for computed values and inputs."""
     tensor = known_tensor(value)
     return None if tensor is None else np.asarray(tensor.numpy())
 
@@ -147,7 +147,7 @@ def constant(value: ir.Value | None) -> np.ndarray | None:
 def integers(
     node: ir.Node, name: str, index: int, array_of: Callable[[ir.Value], np.ndarray | None]
 ) -> list[int] | None:  # fmt: skip
-    """Integers that are an attribute at some versions of an operator and an input at others; None if not known."""
+    """Integers that are an attribute at some versions and an input at others; None if unknown."""
     if name in node.attributes:
         return list(node.attributes[name].value)
     value = node.inputs[index] if index < len(node.inputs) else None
@@ -178,7 +178,7 @@ def opset_of(holder: onnx.ModelProto | onnx.FunctionProto) -> int | None:
 
 
 def plain_imports(imports: Mapping[str, int]) -> dict[str, int]:
-    """The same with one name for the default domain, whose other name does not count beside that."""
+    """The imports with one name for the default domain."""
     names = sorted(imports, reverse=True)  # the empty one is the last, and stays
     return {"" if name in DEFAULT_DOMAINS else name: imports[name] for name in names}
 
@@ -196,7 +196,7 @@ def with_bodies(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
 
 
 def consumed_values(node: ir.Node) -> Iterator[ir.Value]:
-    """What a node takes, and its bodies from around them or of their own."""
+    """All values that a node and its bodies read."""
     for inner in with_bodies([node]):
         yield from (value for value in inner.inputs if value is not None)
         for _, body in subgraphs(inner):
@@ -204,12 +204,12 @@ def consumed_values(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def count_nodes(nodes: Iterable[ir.Node]) -> int:
-    """Nodes, those of bodies included."""
+    """The number of nodes, including those in bodies."""
     return sum(1 for _ in with_bodies(nodes))
 
 
 def values(model: ir.Model) -> Iterator[ir.Value]:
-    """Inputs and initializers of graphs and outputs of nodes, wherever they are."""
+    """All values of a model: graph inputs, initializers and node outputs, also in bodies."""
     for scope in scopes(model):
         yield from scope.graph.inputs
         if isinstance(scope.graph, ir.Graph):

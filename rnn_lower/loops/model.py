@@ -89,7 +89,7 @@ def unroll_loops(model: ir.Model, max_nodes: int) -> tuple[list[str], list[Remai
 
 
 def _fold(model: ir.Model) -> None:
-    """Fold constants; a Split of sizes becomes Slices first, since the optimizer folds no node of several outputs."""
+    """Fold constants; converts a Split of sizes to Slices first, because nodes with several outputs are not folded."""
     splits = [(node, scope) for node, scope in nodes(model) if node.op_type == "Split" and node.domain == ""
               and (value := node.inputs[0]) is not None and value.dtype in SIZES]  # fmt: skip
     shape_info, names = ShapeInfo(model).inferred_now() if splits else None, Names(used_names(model))
@@ -107,7 +107,7 @@ def _fold(model: ir.Model) -> None:
 
 
 def _with_advice(why: str, model: ir.Model) -> str:
-    """Why a loop stays, with the sizes that would tell more, as `--dim` names them."""
+    """The reason why a loop stays, with the `--dim` options that may help."""
     free = list(dict.fromkeys(name for *_, name in free_dims(declared_shapes(model))))
     if not free or "--" in why or "sequence" in why.split(",")[0].split()[-1:]:
         return why
@@ -115,7 +115,7 @@ def _with_advice(why: str, model: ir.Model) -> str:
 
 
 def _unroll(node: ir.Node, scope: Scope, b: GraphBuilder, shape_info: ShapeInfo, max_nodes: int) -> int:
-    """Put the steps of a loop in its place; how many nodes these are."""
+    """Replace a loop with its steps; returns the number of nodes."""
     unroller = Unroller(b, shape_info, max_nodes)
     try:
         results = unroller.results(node, {})

@@ -20,7 +20,7 @@ BROADCASTS = 7
 
 
 class Call:
-    """A node with its items; parameters are attributes or inputs, as the version has them."""
+    """A node with its items; parameters are attributes or inputs, depending on the version."""
 
     def __init__(self, node: ir.Node, inputs: Sequence[Item], items: Items) -> None:
         self.node, self.inputs, self.items = node, inputs, items
@@ -95,7 +95,7 @@ def _scatter_elements(call: Call) -> Item:
 
 
 def _replaced(call: Call, indices: np.ndarray) -> Item:
-    """A table of which some rows are replaced."""
+    """A table with some rows replaced."""
     rows, updates = call.items.rows(call.inputs[0]), call.items.rows(call.inputs[2])
     if rows is None or updates is None or len(updates) != len(indices):
         return None
@@ -121,7 +121,7 @@ RULES: dict[str, Callable[[Call], Item]] = {
 
 
 def of_all_rows(call: Call, steps: int, opset: int) -> list[Item] | None:
-    """The rows that a node makes of rows of the same index, computed for all indices at once; None where it cannot be.
+    """The rows that a node computes from rows with the same index, for all indices at once; None if impossible.
 
     steps: how many rows will be asked for; a sequence that is much longer is cut first.
     """
@@ -145,7 +145,7 @@ def of_all_rows(call: Call, steps: int, opset: int) -> list[Item] | None:
 
 
 def _shifted(call: Call, rank: int, opset: int) -> dict[str, Any] | None:
-    """The attributes with which a node does to all rows what it does to one of a rank."""
+    """The attributes with which a node treats all rows as it treats one row of this rank."""
     op_type, operands = call.node.op_type, [item for item in call.inputs if not isinstance(item, Row)]
     own = {name: attribute.value for name, attribute in call.node.attributes.items()}
     if op_type in UNARY:

@@ -39,7 +39,7 @@ def simplify(model: ir.Model) -> None:
 
 
 def _drop_identities(graph: ir.Graph | ir.Function) -> None:
-    """Let readers of what an Identity passes on read it themselves; outputs keep theirs, and with it their name."""
+    """Remove Identity nodes, except those that name a graph output."""
     for node in list(graph):
         if node.op_type == "Identity" and node.domain == "" and not node.outputs[0].is_graph_output():
             source = node.inputs[0]
@@ -66,7 +66,7 @@ class _Rewriter:
         convenience.replace_nodes_and_values(self._scope.graph, at, gone, b.nodes, old, new)
 
     def merge_slices(self) -> None:
-        """One Split in the place of slices of a value that lie side by side and leave nothing out."""
+        """Replace adjacent Slices that cover a whole value with one Split."""
         groups: dict[tuple[ir.Value, int], dict[tuple[int, int], list[ir.Node]]] = collections.defaultdict(dict)
         for node in self._scope.graph:
             cut = self._cut(node) if node.op_type == "Slice" and node.domain == "" else None
@@ -95,7 +95,7 @@ class _Rewriter:
             self._scope.graph.remove(nodes, safe=True)
 
     def _cut(self, node: ir.Node) -> tuple[ir.Value, int, int, int] | None:
-        """What a Slice cuts: the value, the one axis, from where and up to where."""
+        """The value, axis, start and end of a Slice along one axis."""
         value, shape = node.inputs[0], None if node.inputs[0] is None else self._shape_info.shape(node.inputs[0])
         starts, ends, axes, steps = (
             integers(node, name, k, constant) for k, name in enumerate(("starts", "ends", "axes", "steps"), 1)
@@ -115,7 +115,7 @@ class _Rewriter:
         return (value, *cuts[0]) if len(cuts) == 1 and cuts[0][1] < cuts[0][2] else None
 
     def cut_rows(self, node: ir.Node) -> None:
-        """Rows [N, K] of [T, N, K] as parts of [T * N, K], which take no Squeeze each."""
+        """Cut rows [N, K] of [T, N, K] from [T * N, K], which saves a Squeeze per row."""
         value, parts = node.inputs[0], node.outputs
         shape = None if value is None else self._shape_info.shape(value)
         axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
@@ -140,7 +140,7 @@ class _Rewriter:
         self._scope.graph.remove(node, safe=True)
 
     def choose(self, node: ir.Node) -> None:
-        """The value that a known condition chooses, where nothing makes the result larger."""
+        """The value that a known condition selects, unless the result broadcasts."""
         condition, output = constant(node.inputs[0]), node.outputs[0]
         if (
             condition is None
@@ -156,7 +156,7 @@ class _Rewriter:
             self._scope.graph.remove(node, safe=True)
 
     def stack_rows(self, node: ir.Node) -> None:
-        """Rows [N, K] joined to [T * N, K] and then shaped, which take no Unsqueeze each."""
+        """Concatenate rows [N, K] to [T * N, K] and reshape once, which saves an Unsqueeze per row."""
         makers = [None if value is None else value.producer() for value in node.inputs]
         if node.attributes["axis"].as_int() != 0 or len(makers) < 2:
             return
@@ -175,6 +175,6 @@ class _Rewriter:
 
 
 def _sizes(shape: Sequence[Dim]) -> list[int] | None:
-    """Sizes for a Reshape, of which one may be unknown."""
+    """The sizes for a Reshape, at most one of them -1."""
     sizes = [size if isinstance(size, int) else -1 for size in shape]
     return sizes if sizes.count(-1) < 2 and 0 not in sizes else None

@@ -31,11 +31,11 @@ Env = Mapping[ir.Value, Item]
 
 
 class NotCountedError(UnsupportedError):
-    """How often a loop runs is not known before it runs, or its steps cannot be told apart; the message says which."""
+    """A loop cannot be unrolled: its trip count is unknown, or its steps depend on data; the message says which."""
 
 
 class Unroller:
-    """Writes the steps of one loop into `b`. Raises NotCountedError; what is written then must be dropped.
+    """Emits the steps of one loop into `b`. After NotCountedError, drop the emitted nodes.
 
     max_nodes: how many nodes may be written.
     """
@@ -54,7 +54,7 @@ class Unroller:
             detach(parts)
 
     def results(self, node: ir.Node, env: Env) -> list[Item]:
-        """What the outputs of a Loop or Scan are."""
+        """The items of the outputs of a Loop or Scan."""
         for value in (*node.inputs, *node.outputs):
             if value is not None and value.type is not None and not isinstance(value.type, ir.TensorType):
                 raise NotCountedError(
@@ -116,7 +116,7 @@ class Unroller:
         self, body: ir.Graph, env: Env, states: Sequence[Item], count: int | None,
         sequences: Sequence[Sequence[Item]] | None = None, going: Item = None,
     ) -> tuple[Sequence[Item], list[Sequence[Item]]]:  # fmt: skip
-        """The states after the last step, and what each step gives to be stacked.
+        """The states after the last step, and the outputs of each step to stack.
 
         sequences: what a Scan reads, step by step.  going: the condition of a Loop, which has none.
         """
@@ -135,7 +135,7 @@ class Unroller:
         return states, steps
 
     def _goes_on(self, going: Item, steps: Sequence[Any], count: int | None) -> bool:
-        """Whether the condition of a Loop lets it run another step."""
+        """Whether the condition of a Loop allows another step."""
         known = np.array(True) if going is None else self.items.array(going)
         if known is None and (not steps or count is None):
             raise NotCountedError("its condition depends on data or on unknown sizes")
@@ -165,7 +165,7 @@ class Unroller:
         return tuple(Row(first, index, length) for index in range(length))
 
     def _stack(self, rows: Sequence[Item], axis: int, output: ir.Value) -> Item:
-        """What is stacked of all steps, on an axis. output: of the body."""
+        """The outputs of all steps, stacked on an axis. output: of the body."""
         if not rows:
             shape, dtype = self._shape_info.verified_shape(output), self._shape_info.dtype(output)
             sizes = [size for size in shape or () if isinstance(size, int)]
@@ -184,7 +184,7 @@ class Unroller:
         return written(self.b.concat(parts, axis, "stacked"))
 
     def _check(self, step: int, count: int | None, before: int) -> None:
-        """Raise when the steps take too many nodes, estimated from the first two."""
+        """Raise if the steps need too many nodes, estimated from the first two."""
         written = len(self.b.nodes) - before
         estimate = written if step < 2 or count is None else written * count // step
         if max(estimate, len(self.b.nodes), (count or step) if step < 2 or count is None else 0) > self._max_nodes:
@@ -254,12 +254,12 @@ class Unroller:
         return copied
 
     def _varies(self, node: ir.Node) -> bool:
-        """Whether a node reads what steps hand on to each other, but for the index of a row."""
+        """Whether a node depends on the states, except through the index of a row."""
         read = node.inputs[:1] if node.op_type in ("Gather", "Slice") else node.inputs
         return any(value in self._varying for value in read)
 
     def _is_counted(self, node: ir.Node, inputs: Sequence[Item]) -> bool:
-        """Whether the trip count of a loop in a loop is known in this step; sizes may be known when it is written."""
+        """Whether the trip count of a nested loop is known in this step, or is a size."""
         if node.op_type == "Scan":
             return self.items.count(inputs[-1]) is not None
         limit, going = inputs[:2]
@@ -267,7 +267,7 @@ class Unroller:
         return counted and (going is None or self.items.array(going) is not None)
 
     def _evaluated(self, node: ir.Node, inputs: Sequence[Item]) -> list[Item] | None:
-        """The results where all inputs are known, and neither is large."""
+        """The results if all inputs are known and small."""
         if node.op_type == "Constant":
             tensor = known_tensor(node.outputs[0])
             return None if tensor is None else [self.items.weight(tensor)]
@@ -284,7 +284,7 @@ class Unroller:
         return [np.asarray(next(outputs)) if value.name else None for value in node.outputs]
 
     def _copied(self, node: ir.Node, inputs: Sequence[Item], env: Env) -> list[Item]:
-        """A copy of a node, with bodies of its own in which outer values are those of the step."""
+        """A copy of a node and its bodies, with outer values replaced by those of the step."""
         outputs: list[ir.Value] = []
         for value in node.outputs:
             outputs.append(self.b.new_value(str(value.name)) if value.name else ir.Value(name=""))
@@ -311,7 +311,7 @@ class Unroller:
         return ir.AttrGraph(attribute.name, graph)
 
     def _rename(self, graph: ir.Graph) -> None:
-        """Give what a copied body defines names of its own: branches may be folded into one graph later."""
+        """Give the values of a copied body new names, because branches may be folded into one graph later."""
         for value in list(graph.initializers.values()):
             del graph.initializers[str(value.name)]
             value.name = self.b.unique_name(str(value.name))
@@ -325,7 +325,7 @@ class Unroller:
 
 
 def _pass_on(graph: ir.Graph, env: Env, items: Items) -> None:
-    """Let outputs of a body, and of those in it, that are outer values be those of the step."""
+    """Replace outer values among the outputs of a body and its nested bodies with those of the step."""
     for index, value in enumerate(graph.outputs):
         if value in env:
             graph.outputs[index] = items.value(env[value])  # type: ignore[assignment]
@@ -335,21 +335,21 @@ def _pass_on(graph: ir.Graph, env: Env, items: Items) -> None:
 
 
 def _changed(inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> Iterator[ir.Value]:
-    """The states that a step hands on as other values than it got."""
+    """The states that a step changes."""
     for before, after in zip(inputs, outputs, strict=False):
         if behind_identity(after) is not before:
             yield before
 
 
 def behind_identity(value: ir.Value) -> ir.Value:
-    """The value that Identity nodes pass on."""
+    """The value behind Identity nodes."""
     while (node := value.producer()) is not None and node.op_type == "Identity" and node.inputs[0] is not None:
         value = node.inputs[0]
     return value
 
 
 def _gemm_parts(node: ir.Node) -> list[ir.Node]:
-    """Products and sums in the place of a Gemm, which all steps share where they are of X alone; else none."""
+    """A MatMul and an Add in place of a Gemm, so that all steps share the product of X; else none."""
     alpha, beta = (get_attribute(node, name, ir.AttributeType.FLOAT, 1.0) for name in ("alpha", "beta"))
     if node.op_type != "Gemm" or node.domain != "" or alpha != 1 or beta not in (0, 1):
         return []
@@ -369,6 +369,6 @@ def _gemm_parts(node: ir.Node) -> list[ir.Node]:
 
 
 def _is_always_true(body: ir.Graph) -> bool:
-    """Whether the condition that a body gives on is the one that it got."""
+    """Whether the condition output of a body is its condition input or true."""
     value = behind_identity(body.outputs[0])
     return value is body.inputs[1] or known_tensor(value) is not None

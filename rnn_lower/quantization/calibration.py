@@ -85,7 +85,7 @@ def split_samples(model: ir.Model, feeds: Feeds) -> list[Feeds]:
 def observed_ranges(
     document: Document, calibration: Calibration, fed_back: list[tuple[str, str]]
 ) -> list[Range | None]:
-    """The range of each of `find_products(...).values()` in runs on onnxruntime; None of what no caller can see."""
+    """The range of each of `find_products(...).values()` in runs on onnxruntime; None if not observable."""
     seen: list[int | None] = []
 
     def expose(model: ir.Model) -> None:
@@ -118,7 +118,7 @@ def _sets(model: ir.Model, calibration: Calibration) -> Iterator[Feeds]:
 
 
 def _range(arrays: Sequence[np.ndarray]) -> Range:
-    """From the least to the greatest; of no elements, 0 alone."""
+    """The minimum and maximum; 0 for no elements."""
     if not all(np.all(np.isfinite(array)) for array in arrays):
         raise UnsupportedError(
             "a calibration sample makes a value infinite or NaN, which quantized integers cannot represent"
@@ -127,7 +127,7 @@ def _range(arrays: Sequence[np.ndarray]) -> Range:
 
 
 def _copy(value: ir.Value, graph: ir.Graph) -> ir.Value:
-    """The same under another name, since a value must not be two outputs."""
+    """A copy under another name, because a value must not be two outputs."""
     node = ir.node("Identity", [value])
     graph.append(node)
     (copy,) = node.outputs
@@ -136,7 +136,7 @@ def _copy(value: ir.Value, graph: ir.Graph) -> ir.Value:
 
 
 def _through_bodies(value: ir.Value, scope: Scope) -> ir.Value | None:
-    """What the steps of loops around a value make of it, stacked; None where it lies in another body."""
+    """The value of all steps of the enclosing loops, stacked; None if it is in another kind of body."""
     while scope.outer is not None:
         node = next(n for n in scope.outer.graph if any(a.value is scope.graph for a in n.attributes.values()))
         if node.op_type not in LOOPS or not isinstance(scope.graph, ir.Graph):

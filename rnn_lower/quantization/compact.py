@@ -52,7 +52,7 @@ def compact(model: onnx.ModelProto | ir.Model | str | os.PathLike[str]) -> onnx.
 
 
 def _rename(graph: onnx.GraphProto, short: dict[str, str]) -> None:
-    """Values of a graph under other names; nothing else that it does not need to run."""
+    """Rename the values of a graph, and drop everything that it does not need to run."""
     del graph.value_info[:], graph.quantization_annotation[:]
     for message in (*graph.initializer, *graph.input, *graph.output):
         message.name = short[message.name]

@@ -68,7 +68,7 @@ def quantization_overrides(
 
 
 def check_types(**requested: str | None) -> None:
-    """Raises RnnLowerError for a type that is none; only the cell state may stay as it is, and weights have 8 bits."""
+    """Raise RnnLowerError for invalid types; only the cell state may stay float, and weights have 8 bits."""
     for name, value in requested.items():
         types = [kind for kind in TYPES if name != "weights" or kind.endswith("8")]
         if value not in types and not (name == "cell" and value is None):
@@ -76,14 +76,14 @@ def check_types(**requested: str | None) -> None:
 
 
 def fed_back_in(document: Document) -> list[tuple[str, str]]:
-    """The states of a streaming model that begin in [-1, 1], or anywhere that callers choose: input and output."""
+    """The states of a streaming model, as input and output, that start in [-1, 1] or at the caller's values."""
     plan = read_plan(document.proto)
     states = () if plan is None else plan.states
     return [(state.input, state.output) for state in states if state.first is None or np.all(np.abs(state.first) <= 1)]
 
 
 def tied_ranges(findings: Findings, observed: Sequence[Range | None], cell: str | None) -> Ranges:
-    """A range for each value that has one: all of a tie have the same. Raises where there is nothing to quantize."""
+    """The range of each value; tied values share one. Raises if there is nothing to quantize."""
     if not findings.products:
         raise UnsupportedError(
             "no MatMul or Gemm has a constant float32 weight; lower the float32 model first, without as_function, and"
@@ -99,7 +99,7 @@ def tied_ranges(findings: Findings, observed: Sequence[Range | None], cell: str 
 
 
 def _of_value(value: ir.Value, findings: Findings, observed: Range | None, cell: str | None) -> Iterator[Range]:
-    """A bound up to [-1, 1], and what was observed; another bound only where nothing was."""
+    """A bound within [-1, 1] or the observed range; a wider bound only without observations."""
     bound = findings.bounds.get(value)
     if bound is not None and (observed is None or hull([bound, SIGNED]) == SIGNED):
         yield hull([bound, (0.0, 0.0)])

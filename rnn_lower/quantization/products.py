@@ -28,7 +28,7 @@ class Product:
 
 
 def products(model: ir.Model) -> Iterator[Product]:
-    """Those of a model, wherever they are."""
+    """The products of a model, also in bodies."""
     for node, scope in nodes(model):
         if node.op_type not in PRODUCTS or node.domain != "":
             continue
@@ -42,7 +42,7 @@ def products(model: ir.Model) -> Iterator[Product]:
 
 
 def states(node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:
-    """What the body of a Scan or Loop reads and writes for its float states."""
+    """The float states of a Scan or Loop: body input and output of each."""
     body = node.attributes["body"].as_graph()
     first = LOOPS[node.op_type]
     if node.op_type == "Scan":
@@ -54,7 +54,7 @@ def states(node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:
 
 
 class Ties:
-    """Sets of values that are one value over time. leader: the one that stands for a value's set."""
+    """Sets of values that are one state over time. leader: the representative of a value's set."""
 
     def __init__(self) -> None:
         self._above: dict[ir.Value, ir.Value] = {}
@@ -72,7 +72,7 @@ class Ties:
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """What is to be quantized. bounds: ranges that follow from equations.  cells: cell states.  ties: see `Ties`."""
+    """The values to quantize. bounds: ranges that follow from equations.  cells: cell states.  ties: see `Ties`."""
 
     products: list[Product]
     cells: list[ir.Value]
@@ -80,13 +80,13 @@ class Findings:
     bounds: Ranges
 
     def values(self) -> list[ir.Value]:
-        """What needs a range, each once: operands and results of products, and cell states."""
+        """The values that need a range: operands and results of products, and cell states."""
         each = [value for product in self.products for value in (product.x, product.node.outputs[0])]
         return list(dict.fromkeys([*each, *self.cells]))
 
 
 def find_products(model: ir.Model, fed_back: list[tuple[str, str]]) -> Findings:
-    """fed_back: names of the outputs that callers feed back, after the inputs that they become."""
+    """The findings of a model. fed_back: the outputs that callers feed back, by input name."""
     ties, cells, bounds = Ties(), list[ir.Value](), Ranges()
     inputs, outputs = ({value.name: value for value in side} for side in (model.graph.inputs, model.graph.outputs))
     pairs = {model.graph: [(inputs[a], outputs[b]) for a, b in fed_back if a in inputs and b in outputs]}
@@ -116,7 +116,7 @@ def find_products(model: ir.Model, fed_back: list[tuple[str, str]]) -> Findings:
 
 
 def _cells(graph: ir.Graph, bounds: Ranges, ties: Ties) -> list[ir.Value]:
-    """The cell states of unrolled LSTMs: Ct = ft (.) Ct-1 + it (.) ct, and what a mask makes of it."""
+    """The cell states of unrolled LSTMs, Ct = ft (.) Ct-1 + it (.) ct, also behind masks."""
     cells: dict[ir.Value, None] = {}
 
     def of(value: ir.Value | None) -> tuple[float, float] | None:

@@ -118,7 +118,7 @@ class _Writer:
         return value
 
     def _scale(self, leader: ir.Value, scale: np.ndarray, zero: np.ndarray) -> tuple[ir.Value, ir.Value]:
-        """The same for all values of a tie."""
+        """The scale, equal for all values of a tie."""
         for what, array in (("scale", scale), ("zero_point", zero)):
             if (leader, what) not in self.cache:
                 self.cache[leader, what] = self._initializer(f"{leader.name}/{what}", array)
@@ -135,7 +135,7 @@ class _Writer:
         return output
 
     def rounded(self, value: ir.Value, reach: Range, dtype: str, leader: ir.Value, before: ir.Node) -> ir.Value:
-        """DQ of Q of a value, in the graph that the node is in."""
+        """The quantized-dequantized copy of a value, in the graph of the node."""
         key = (value, before.graph)
         if key not in self.cache:
             limits = np.iinfo(dtype)
@@ -160,7 +160,7 @@ class _Writer:
             node.replace_input_with(index, new)
 
     def weight(self, value: ir.Value, dtype: str, axis: int | None, before: ir.Node) -> ir.Value:
-        """DQ of an initializer of integers, in the graph that the node is in."""
+        """The dequantized copy of an integer initializer, in the graph of the node."""
         key = (value, before.graph)
         if (value, "integers") not in self.cache:
             constant = known(value)

@@ -21,13 +21,13 @@ LARGEST = 1 << 20
 
 
 def hull(ranges: Iterable[Range]) -> Range:
-    """The smallest range that holds all of these."""
+    """The smallest range that contains all of these."""
     lows, highs = zip(*ranges, strict=True)
     return min(lows), max(highs)
 
 
 def bounded_values(graph: ir.Graph, states: Sequence[tuple[ir.Value, ir.Value]] = ()) -> Ranges:
-    """The values of a graph whose range follows from its equations, with these.
+    """The values of a graph whose ranges follow from equations, with the ranges.
 
     states: pairs of what a step reads and what it writes for the next; the first lies in [-1, 1] if the second does
     whenever the first does. That it begins there is for the caller to know.
@@ -76,7 +76,7 @@ def _of_node(node: ir.Node, of: Callable[[ir.Value | None], Range | None]) -> Ra
 
 
 def convex(node: ir.Node, of: Callable[[ir.Value | None], Range | None]) -> list[ir.Value | None]:
-    """a and b where an Add is a + z * (b - a) or (1 - z) * a + z * b, z being in [0, 1]; else nothing."""
+    """a and b if an Add is a + z * (b - a) or (1 - z) * a + z * b with z in [0, 1]; else nothing."""
 
     def factors(value: ir.Value | None, op: str) -> list[tuple[ir.Value | None, ir.Value | None]]:
         producer = None if value is None else value.producer()

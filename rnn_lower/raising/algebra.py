@@ -31,7 +31,7 @@ MOST_COLUMNS = 4096
 
 
 class NoGuessError(Exception):
-    """A value of which nothing is known that a recurrent node could be guessed from."""
+    """A value has no form from which a recurrent node can be guessed."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class Atom:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sum:
-    """Atoms times matrices [columns of the atom, columns], or times a vector where the atom works column by column.
+    """A sum of atoms times matrices [columns of the atom, columns], or times vectors for elementwise atoms.
 
     row: the index in time, where it is known.  flipped: time runs backwards.  batch_first: the axes are exchanged.
     """
@@ -72,7 +72,7 @@ class Sum:
         return len(self.number)
 
     def atom(self) -> Atom | None:
-        """The atom that this is, if it is one."""
+        """The single atom of this sum, or None."""
         if len(self.terms) != 1 or self.number.any():
             return None
         ((atom, matrix),) = self.terms.items()
@@ -80,7 +80,7 @@ class Sum:
         return atom if same and atom.columns == self.columns else None
 
     def plus(self, addend: Sum, sign: float = 1.0) -> Sum:
-        """Their sum, or difference."""
+        """The sum or difference."""
         a, b = _broadcast(self, addend)
         terms = dict(a.terms)
         for atom, matrix in b.terms.items():
@@ -88,7 +88,7 @@ class Sum:
         return _make_sum(terms, a.number + sign * b.number, a, b)
 
     def times(self, factors: np.ndarray) -> Sum:
-        """Each column times a number."""
+        """The sum with each column multiplied by a number."""
         terms = {atom: matrix * factors for atom, matrix in self.terms.items()}
         return dataclasses.replace(self, terms=terms, number=self.number * factors)
 
@@ -100,7 +100,7 @@ class Sum:
 
 
 def same(a: Sum, b: Sum) -> bool:
-    """Whether two sums are of the same atoms in the same way."""
+    """Whether two sums have the same atoms and coefficients."""
     return a is b or (
         a.terms.keys() == b.terms.keys()
         and np.array_equal(a.number, b.number)
@@ -109,7 +109,7 @@ def same(a: Sum, b: Sum) -> bool:
 
 
 def _broadcast(a: Sum, b: Sum) -> tuple[Sum, Sum]:
-    """Both with as many columns: a number serves for all."""
+    """Both sums with equal columns; a scalar broadcasts."""
     if a.columns == b.columns:
         return a, b
     if not (a.columns == 1 and a.is_number()) and not (b.columns == 1 and b.is_number()):
@@ -120,7 +120,7 @@ def _broadcast(a: Sum, b: Sum) -> tuple[Sum, Sum]:
 
 
 def _make_sum(terms: Mapping[Atom, np.ndarray], number: np.ndarray, *sources: Sum) -> Sum:
-    """A sum that lies in time as what it is made of does."""
+    """A sum with the time attributes of its sources."""
     rows = [source.row for source in sources if source.row is not None]
     return Sum(
         terms, number, max(source.rank for source in sources), rows[0] if rows else None,
@@ -129,7 +129,7 @@ def _make_sum(terms: Mapping[Atom, np.ndarray], number: np.ndarray, *sources: Su
 
 
 class Algebra:
-    """Finds the sums of values.
+    """Computes the `Sum` of each value.
 
     bound: what a body reads, by its inputs.  states: values that are read as they are, whatever computes them.
     emitted: the nodes that lowering has emitted. On the way from X to them time may be flipped, and the batch come
@@ -148,7 +148,7 @@ class Algebra:
         self._selected: dict[tuple[Atom, bytes], Atom] = {}
 
     def constant(self, value: ir.Value | None) -> np.ndarray | None:
-        """What a value holds that is known, or that nodes make of constants by moving."""
+        """The content of a constant, or of a value that nodes move from constants; else None."""
         if value is not None and value not in self._constants:
             self._constants[value] = None
             with contextlib.suppress(OutOfScopeError):
@@ -156,7 +156,7 @@ class Algebra:
         return None if value is None else self._constants[value]
 
     def enter(self, body: ir.Graph, bound: Mapping[ir.Value, Sum]) -> None:
-        """From here on values of a body are asked for, whose inputs are these."""
+        """Enter a body with these sums for its inputs."""
         self._body = body
         self._known.update(bound)
 
@@ -165,7 +165,7 @@ class Algebra:
         return self._body is not None and node.graph is self._body
 
     def sum_of(self, value: ir.Value | None) -> Sum:
-        """The sum that a value is. Raises NoGuessError where its columns are not known."""
+        """The sum of a value. Raises NoGuessError if its columns are unknown."""
         if value is None:
             raise NoGuessError
         if value not in self._known:
@@ -174,7 +174,7 @@ class Algebra:
         return self._known[value]
 
     def _is_followed(self, value: ir.Value) -> bool:
-        """Whether it is looked at what computes a value: in the step, and a projection before it."""
+        """Whether to follow the producer of a value: in the step, or a projection before it."""
         node = value.producer()
         if node is None or self.is_step(node) or node in self._emitted:
             return True
@@ -199,7 +199,7 @@ class Algebra:
         return self.read(value) if result is None else result
 
     def read(self, value: ir.Value) -> Sum:
-        """A value as it is."""
+        """A value as an atom."""
         shape = self._shape_info.shape(value)
         columns = shape[-1] if shape else None
         if not isinstance(columns, int) or not 0 < columns <= MOST_COLUMNS:
@@ -208,7 +208,7 @@ class Algebra:
         return self.atom(value, columns, len(shape or ()), define)
 
     def rank(self, value: ir.Value | None) -> int | None:
-        """The rank of integers: of a counter, or of positions."""
+        """The rank of an integer value, such as a counter or positions."""
         shape = None if value is None else self._shape_info.shape(value)
         return (None if value is None or value.shape is None else len(value.shape)) if shape is None else len(shape)
 
@@ -218,20 +218,20 @@ class Algebra:
         return None if rule is None or node is None else rule(self, node, value.index() or 0)
 
     def refer(self, value: ir.Value, definition: Sum) -> Sum:
-        """A value as an atom of its own, of which it is known what computes it."""
+        """A value as an atom with a known definition."""
         result = self.atom(value, definition.columns, definition.rank, lambda: definition)
         return dataclasses.replace(
             result, row=definition.row, flipped=definition.flipped, batch_first=definition.batch_first
         )
 
     def atom(self, value: ir.Value, columns: int, rank: int, define: Callable[[], Sum | None] | None = None) -> Sum:
-        """The sum that is a value, as an atom."""
+        """The sum of one atom for a value."""
         if value not in self._atoms:
             self._atoms[value] = Atom("value", columns, value, define=define)
         return Sum({self._atoms[value]: np.eye(columns)}, np.zeros(columns), rank)
 
     def select(self, x: Sum, columns: np.ndarray) -> Sum:
-        """Some columns of a sum; functions of columns become functions of fewer."""
+        """Some columns of a sum."""
         terms: dict[Atom, np.ndarray] = {}
         for atom, matrix in x.terms.items():
             if matrix.ndim == 2:
@@ -247,7 +247,7 @@ class Algebra:
     def pointwise(
         self, kind: str, arguments: Sequence[Sum], parameters: tuple[Any, ...] = (), value: ir.Value | None = None
     ) -> Sum:
-        """An atom that works column by column."""
+        """A sum of one elementwise atom."""
         columns = max(argument.columns for argument in arguments)
         wide = tuple(argument.plus(Sum({}, np.zeros(columns), 0)) for argument in arguments)
         atom = Atom(kind, columns, value, parameters, wide)
@@ -258,7 +258,7 @@ Rule = Callable[[Algebra, ir.Node, int], "Sum | None"]
 
 
 def _matmul(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
-    """A product with a constant matrix, of what is read or of parts of it; of anything else as one value."""
+    """A product with a constant matrix; operands other than inputs or parts of inputs count as one atom."""
     operand, weights = node.inputs[0], algebra.constant(node.inputs[1])
     if operand is None or weights is None or weights.ndim < 2 or weights.size != weights.shape[-1] * weights.shape[-2]:
         return None
@@ -326,7 +326,7 @@ def _integers(algebra: Algebra, node: ir.Node, name: str, index: int) -> list[in
 
 
 def _split(algebra: Algebra, node: ir.Node, index: int) -> Sum | None:
-    """Columns, or steps."""
+    """A Split into columns or steps."""
     x, axis = algebra.sum_of(node.inputs[0]), get_attribute(node, "axis", ir.AttributeType.INT, 0)
     sizes = _integers(algebra, node, "split", 1)
     if axis not in (-1, x.rank - 1):
@@ -373,7 +373,7 @@ def _concat(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
 
 
 def _gather(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
-    """A step, or, in what was emitted here, all steps backwards."""
+    """A Gather of one step or, in emitted nodes, of all steps in reverse."""
     axis = get_attribute(node, "axis", ir.AttributeType.INT, 0)
     x, index = algebra.sum_of(node.inputs[0]), algebra.constant(node.inputs[1])
     if index is None and algebra.is_step(node) and (axis == 0 or (axis, x.rank) == (1, 3)):
@@ -390,7 +390,7 @@ def _gather(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
 
 
 def _same_columns(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
-    """An operator that leaves the columns alone and may make another rank."""
+    """An operator that keeps the columns and may change the rank."""
     x = algebra.sum_of(node.inputs[0])
     if node.op_type == "Reshape":
         shape = _integers(algebra, node, "shape", 1)

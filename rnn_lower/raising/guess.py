@@ -60,12 +60,12 @@ class Cell:
 
     @property
     def source(self) -> Sum | None:
-        """The sum that one of the gates reads X in."""
+        """The sum of X that a gate reads."""
         return next((gate.source for gate in self.gates if gate.x is not None), None)
 
 
 def cells(new: Sum, states: frozenset[ir.Value]) -> Iterator[Cell]:
-    """The cells that a new state could be the first state of.
+    """The cells whose hidden state a new state may be.
 
     states: values that are states, or made of states.
     """
@@ -81,7 +81,7 @@ def cells(new: Sum, states: frozenset[ir.Value]) -> Iterator[Cell]:
 
 
 def unmasked(new: Sum) -> Sum:
-    """What a step computes, whatever rows keep of what they had."""
+    """The new state without the mask that keeps old rows."""
     while (atom := new.atom()) is not None and atom.kind == "where":
         new = atom.arguments[0]
     return new
@@ -136,7 +136,7 @@ def _gru_cell(
 
 
 def _where_one(total: Sum, ones: tuple[Atom, ...]) -> np.ndarray:
-    """What a sum is where these atoms are 1 and all others 0."""
+    """The value of a sum if these atoms are 1 and all others 0."""
     result = total.number
     for atom, matrix in total.terms.items():
         value = np.full(atom.columns, float(atom in ones))
@@ -147,7 +147,7 @@ def _where_one(total: Sum, ones: tuple[Atom, ...]) -> np.ndarray:
 
 
 def _reset_gate(atom: Atom) -> Atom | None:
-    """r where an atom is r * h."""
+    """r if an atom is r * h, else None."""
     product = None if atom.definition is None else atom.definition.atom()
     if product is None or product.kind != "product":
         return None
@@ -181,7 +181,7 @@ def _lstm_cell(
 
 
 def _roles(c: Sum) -> Iterator[tuple[Atom, Atom | None, Atom]]:
-    """(input, forget, cell) functions of a new cell state; no forget gate where it is 1 - input."""
+    """The (input, forget, cell) functions of a new cell state; no forget gate if it is 1 - input."""
     products = [atom for atom, factor in c.terms.items() if atom.kind == "product" and (factor == 1).all()]
     if len(products) == 2 and len(c.terms) == 2:
         for new, carried in itertools.permutations(products):
@@ -200,7 +200,7 @@ def _roles(c: Sum) -> Iterator[tuple[Atom, Atom | None, Atom]]:
 
 
 def _previous(c: Sum, factor: Atom | None, g: Atom) -> Sum | None:
-    """What the forget gate is multiplied by."""
+    """The factor of the forget gate: the previous cell state."""
     for product in (atom for atom in c.terms if atom.kind == "product" and factor is not None):
         for gate, state in itertools.permutations(product.arguments):
             if gate.atom() is factor and state.atom() is not g:
@@ -210,7 +210,7 @@ def _previous(c: Sum, factor: Atom | None, g: Atom) -> Sum | None:
 
 
 def _functions(new: Sum) -> list[Atom]:
-    """The functions that a sum is made of, through products."""
+    """The functions in a sum, also inside products."""
     functions: dict[Atom, None] = {}
     for atom in new.terms:
         if atom.kind == "function":
@@ -222,7 +222,7 @@ def _functions(new: Sum) -> list[Atom]:
 
 
 def _argument(atom: Atom) -> tuple[Sum, float | None]:
-    """The argument of a function, and between which limits."""
+    """The argument of a function, and its clip limits."""
     (inside,) = atom.arguments
     clipped = inside.atom()
     if clipped is not None and clipped.kind == "clip":
@@ -239,7 +239,7 @@ def _gate(
 
 
 def _parts(inside: Sum, states: frozenset[ir.Value], c: tuple[Sum | None, Sum] | None = None) -> Gate:
-    """What a pre-activation is made of. c: the cell state before and after the step, which peepholes read."""
+    """The parts of a pre-activation. c: the cell states before and after the step, for peepholes."""
     columns = inside.columns
     R, P, x, W = np.zeros((columns, columns)), np.zeros(columns), None, None
     for atom, matrix in inside.terms.items():

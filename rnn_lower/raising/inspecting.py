@@ -37,7 +37,7 @@ class LoopInfo:
 
 
 def inspect_loops(document: Document) -> list[LoopInfo]:
-    """The loops of a model that lowering has not emitted, found out by trying on copies."""
+    """The loops of a model that lowering did not emit, with the outcome of trials on copies."""
     own = [(node, scope) for node, scope in loops(document.model) if NODE_MARK not in node.metadata_props]
     if not own:
         return []
@@ -65,7 +65,7 @@ def inspect_loops(document: Document) -> list[LoopInfo]:
 
 
 def _states(node: ir.Node) -> tuple[str, ...]:
-    """What a loop carries that is known at run time only, by name and shape."""
+    """The states of a loop that are known only at run time, by name and shape."""
     first, last = 2, len(node.inputs)
     if node.op_type == "Scan":
         first, last = 0, last - (get_attribute(node, "num_scan_inputs", ir.AttributeType.INT, 0) or 0)

@@ -21,7 +21,7 @@ SHAPING = ("Concat", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze",
 
 @dataclasses.dataclass(frozen=True)
 class Region:
-    """Nodes that are perhaps one recurrent node. results: what the rest of the model reads of them.
+    """Nodes that may be one recurrent node. results: their values that the rest of the model reads.
 
     op_type: what they were lowered from, where lowering has left its mark.
     """
@@ -38,7 +38,7 @@ class Region:
 
 @dataclasses.dataclass(frozen=True)
 class Direction:
-    """A cell with how it runs. initial: what its states start from.  outputs: by result, what of the node it is."""
+    """A cell with its direction. initial: its initial states.  outputs: the name of the node's output, by result."""
 
     cell: Cell
     reverse: bool
@@ -48,7 +48,7 @@ class Direction:
 
 
 def regions(model: ir.Model) -> Iterator[Region]:
-    """The loops of the main graph, and what lowering has emitted in it."""
+    """The loops of the main graph, and the groups of emitted nodes."""
     groups: dict[str, list[ir.Node]] = {}
     for node in model.graph:
         if NODE_MARK in node.metadata_props:
@@ -61,14 +61,14 @@ def regions(model: ir.Model) -> Iterator[Region]:
 
 
 def _results(graph: ir.Graph, nodes: Sequence[ir.Node]) -> tuple[ir.Value, ...]:
-    """What the rest of the graph reads of some nodes."""
+    """The outputs of some nodes that the rest of the graph reads."""
     inside = set(nodes)
     read = {value for node in graph if node not in inside for value in read_by(node)} | {*graph.outputs}
     return tuple(value for node in nodes if node.op_type != "Constant" for value in node.outputs if value in read)
 
 
 def inputs_of(region: Region) -> list[ir.Value]:
-    """What a region reads that is known at run time only."""
+    """The run-time values that a region reads."""
     computed = {value for node in region.nodes for value in node.outputs}
     read = dict.fromkeys(value for node in region.nodes for value in read_by(node))
     return [value for value in read if value not in computed and constant(value) is None and value.name]
@@ -77,7 +77,7 @@ def inputs_of(region: Region) -> list[ir.Value]:
 def directions_of_loop(
     loop: ir.Node, shape_info: ShapeInfo, opset: int, emitted: frozenset[ir.Node] = frozenset()
 ) -> Iterator[Direction]:
-    """What one loop could be."""
+    """The directions that one loop may be."""
     body = loop.attributes["body"].as_graph()
     algebra = Algebra(shape_info, opset, frozenset(), emitted)
     first = 2 if loop.op_type == "Loop" else 0
@@ -139,7 +139,7 @@ def _direction(
 
 
 def directions_of_chain(region: Region, shape_info: ShapeInfo, opset: int) -> list[list[Direction]]:
-    """What a chain of steps could be, for each end of it that is a state of a last step."""
+    """The directions that a chain of steps may be, for each final state."""
     multiplied = {
         node.inputs[0] for node in region.nodes
         if node.op_type in ("MatMul", "Gemm") and constant(node.inputs[1]) is not None and node.inputs[0] is not None
@@ -157,7 +157,7 @@ def directions_of_chain(region: Region, shape_info: ShapeInfo, opset: int) -> li
 
 
 def _directions(last: Sum, news: Iterable[Sum], op_type: str, states: frozenset[ir.Value]) -> list[Direction]:
-    """What a chain could be by the first of some new states that is one of a cell. last: what the last step gives."""
+    """The directions by the first new state that belongs to a cell. last: the final state."""
     for new in news:
         found = [(cell, cell.source) for cell in cells(new, states) if cell.op_type == op_type]
         if found:
@@ -166,7 +166,7 @@ def _directions(last: Sum, news: Iterable[Sum], op_type: str, states: frozenset[
 
 
 def _cell_states(state: ir.Value) -> Iterator[ir.Value]:
-    """What a function of a state is multiplied by, where the next step reads it, too."""
+    """The factors of a function of a state that the next step also reads."""
     product = state.producer()
     for factor in product.inputs if product is not None and product.op_type == "Mul" else ():
         function = None if factor is None else factor.producer()
@@ -176,7 +176,7 @@ def _cell_states(state: ir.Value) -> Iterator[ir.Value]:
 
 
 def _definitions(total: Sum) -> Iterator[Sum]:
-    """The states that a sum is made of, as what computes them."""
+    """The definitions of the states in a sum."""
     for atom in total.terms:
         if atom.definition is not None:
             yield atom.definition
@@ -185,13 +185,13 @@ def _definitions(total: Sum) -> Iterator[Sum]:
 
 
 def _is_row(algebra: Algebra, value: ir.Value) -> bool:
-    """Whether a value is a step of X, or of what is made of X alone."""
+    """Whether a value depends on one step of X alone."""
     new = _sum(algebra, value)
     return new is not None and new.is_linear() and all(atom.define is None for atom in new.terms)
 
 
 def _leaves(region: Region, states: frozenset[ir.Value]) -> list[ir.Value]:
-    """The values that the results are put together of, but for states that go into further steps."""
+    """The values that the results consist of, without states that further steps read."""
     leaves: dict[ir.Value, None] = {}
     waiting, seen = list(region.results), set[ir.Value]()
     while waiting:
@@ -211,7 +211,7 @@ def _leaves(region: Region, states: frozenset[ir.Value]) -> list[ir.Value]:
 
 
 def arrays(directions: Sequence[Direction], dtype: np.dtype) -> dict[str, np.ndarray] | None:  # type: ignore[type-arg]
-    """W, R, B and P of a node of these directions; None where they do not fit together."""
+    """W, R, B and P of a node with these directions; None if they do not match."""
     stacked: dict[str, list[np.ndarray]] = {"W": [], "R": [], "B": [], "P": []}
     sizes = {len(gate.W) for direction in directions for gate in direction.cell.gates if len(gate.W)}
     if len(sizes) != 1:
@@ -231,7 +231,7 @@ def arrays(directions: Sequence[Direction], dtype: np.dtype) -> dict[str, np.nda
 
 
 def _two_biases(b: np.ndarray, Rb: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
-    """Wb and Rb, which hold the sum of two numbers without rounding it, where the node adds them."""
+    """Wb and Rb, whose sum in the node is the unrounded bias."""
     if Rb.any():
         return b, Rb
     rounded = b.astype(dtype).astype(np.float64)

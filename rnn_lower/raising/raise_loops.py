@@ -38,7 +38,7 @@ MOST_TRIES, SECONDS = 48, 60.0
 
 @dataclasses.dataclass(frozen=True)
 class Raised:
-    """The result for a loop or a chain of steps. op_type: the operator of the new node; empty if the loop stays.
+    """The result for a loop or chain. op_type: the operator of the new node; empty if the loop stays.
 
     bound: the probability that another function would have passed the proof.  why: the reason why the loop stays.
     """
@@ -51,7 +51,7 @@ class Raised:
 
 @dataclasses.dataclass(frozen=True)
 class Proposal:
-    """Nodes and constants that could take the place of a region. results: in the order of the region's.
+    """Nodes and constants that may replace a region. results: in the order of the region's.
 
     read: what they read that is known at run time only.  batches: the batch sizes of X and of the states, by their
     names: a node has one, where a loop may broadcast.
@@ -66,7 +66,7 @@ class Proposal:
 
 
 def raise_document(document: Document, dims: Dims | None = None) -> tuple[Document, list[Raised]]:
-    """A model with recurrent nodes in the place of loops, and what became of each; it stays where nothing is raised."""
+    """The model with loops replaced by recurrent nodes, and the result for each loop."""
     if document.proto.training_info:
         raise UnsupportedError("the model has training_info, which refers to parts of the graph that raising removes")
     if dims:
@@ -77,7 +77,7 @@ def raise_document(document: Document, dims: Dims | None = None) -> tuple[Docume
 
 
 def raise_loops(model: ir.Model) -> list[Raised]:
-    """Put recurrent nodes in the place of loops and chains of steps, in place; what is not proved stays as it is."""
+    """Replace loops and chains of steps with recurrent nodes, in place, if the proof succeeds."""
     results: list[Raised] = []
     chosen = list(proposals.regions(model))
     twin = _folded(model) if chosen else None
@@ -94,7 +94,7 @@ def raise_loops(model: ir.Model) -> list[Raised]:
 
 
 def _folded(model: ir.Model) -> ir.Model:
-    """A copy to guess from: constants folded, and states that no step changes read from where they come."""
+    """A copy to guess from, with constants folded and unchanged states replaced by their initial values."""
     twin = model.clone()
     for node in twin.graph:
         if node.op_type == "Loop" and node.domain == "":
@@ -108,7 +108,7 @@ def _folded(model: ir.Model) -> ir.Model:
 
 
 def _raise_region(model: ir.Model, region: Region, twin: ir.Model) -> Raised | None:
-    """What becomes of one region; None for nodes that lowering emitted and that are no recurrence."""
+    """The result for one region; None for emitted nodes without a recurrence."""
     if not region.results or (not region.loops and not region.op_type):
         return None
     shape_info = ShapeInfo(model).inferred_now()
@@ -137,7 +137,7 @@ def _raise_region(model: ir.Model, region: Region, twin: ir.Model) -> Raised | N
 
 
 def _is_choice(node: ir.Node, shape_info: ShapeInfo) -> bool:
-    """Whether truth values decide which numbers a step takes; tf2onnx multiplies by them."""
+    """Whether booleans select values in a step; tf2onnx multiplies by them."""
     x = node.inputs[0] if node.inputs else None
     return node.op_type == "Where" or (
         node.op_type == "Cast" and x is not None and shape_info.dtype(x) == ir.DataType.BOOL
@@ -157,7 +157,7 @@ def _replace(graph: ir.Graph, region: Region, proposal: Proposal) -> None:
 
 
 def _proposals(model: ir.Model, region: Region, twin: ir.Model, shape_info: ShapeInfo) -> Iterator[Proposal]:
-    """The nodes that a region could be, as its twin with constants folded shows it."""
+    """The nodes that a region may be, according to its copy with folded constants."""
     names = [value.name for value in region.results]
     twin_region = next(
         (candidate for candidate in proposals.regions(twin) if [value.name for value in candidate.results] == names),
@@ -183,7 +183,7 @@ def _proposals(model: ir.Model, region: Region, twin: ir.Model, shape_info: Shap
 def _nodes(
     model: ir.Model, region: Region, directions: Sequence[Direction], shape_info: ShapeInfo
 ) -> Iterator[Proposal]:
-    """The nodes that directions could be, with every order of what they read and give."""
+    """The nodes that directions may be, with every wiring of inputs and outputs."""
     cell, opset = directions[0].cell, default_opset(model.opset_imports) or 0
     transposed = directions[0].batch_first and not region.op_type  # onnxruntime runs no node of layout 1
     directions = [dataclasses.replace(one, batch_first=one.batch_first and not transposed) for one in directions]
@@ -239,21 +239,21 @@ def _nodes(
 
 
 def _batches(axes: Sequence[tuple[ir.Value, int]], shape_info: ShapeInfo) -> list[Dim]:
-    """The sizes of axes, by their names; a number first, if there is one."""
+    """The sizes of axes by name, with a number first if there is one."""
     shapes = [(shape_info.shape(value), axis) for value, axis in axes]
     sizes = dict.fromkeys(shape[axis] for shape, axis in shapes if shape is not None)
     return sorted((size for size in sizes if size is not None), key=lambda size: isinstance(size, str))
 
 
 def _with_one_batch(shape: ir.Shape | None, batches: Sequence[Dim]) -> ir.Shape | None:
-    """A shape in which what is one size has one name."""
+    """A shape in which equal sizes have one name."""
     if shape is None or not {plain_dim(dim) for dim in shape} & {*batches[1:]}:
         return shape
     return ir.Shape([batches[0] if plain_dim(dim) in batches[1:] else dim for dim in shape])
 
 
 def _moved(value: ir.Value) -> ir.Value:
-    """What is transposed to a value: a loop may read the sizes of either."""
+    """The value before a Transpose, because a loop may read the sizes of either."""
     while (node := value.producer()) is not None and node.op_type in ("Identity", "Transpose") and node.domain == "":
         if node.inputs[0] is None:
             break
@@ -262,7 +262,7 @@ def _moved(value: ir.Value) -> ir.Value:
 
 
 def _attributes(directions: Sequence[Direction], opset: int) -> dict[str, Any] | None:
-    """The attributes of a node; None where the directions differ in what a node has once."""
+    """The attributes of a node; None if the directions disagree."""
     cell = directions[0].cell
     settings = {
         (direction.cell.limit, direction.cell.reset_after, direction.cell.coupled, direction.batch_first)
@@ -283,7 +283,7 @@ def _attributes(directions: Sequence[Direction], opset: int) -> dict[str, Any] |
 
 @dataclasses.dataclass(frozen=True)
 class _Wiring:
-    """How a node is connected: sequence_lens, the initial states, and what of the node each result of a region is.
+    """The wiring of a node: sequence_lens, initial states, and the node's output for each result of the region.
 
     axes: that of directions, which results lack.  bare: states lack it too.
     """
@@ -296,7 +296,7 @@ class _Wiring:
 
 
 def _own_wirings(region: Region, x: ir.Value, op_type: str, shape_info: ShapeInfo) -> Iterator[_Wiring]:
-    """What lowering has emitted reads and gives what a node does; of two alike each may be either."""
+    """The wirings of emitted nodes; equal candidates are tried in each order."""
     operands = [value for value in proposals.inputs_of(region) if value is not x]
     lengths = [value for value in operands if (dtype := shape_info.dtype(value)) is not None and dtype.is_integer()]
     states = [value for value in operands if value not in lengths]
@@ -316,7 +316,7 @@ def _own_wirings(region: Region, x: ir.Value, op_type: str, shape_info: ShapeInf
 
 
 def _loop_wirings(region: Region, direction: Direction, values: Mapping[str, ir.Value]) -> Iterator[_Wiring]:
-    """A loop carries its states without the axis of directions."""
+    """The wirings of a loop, whose states lack the direction axis."""
     roles = {str(value.name): role for value, role in direction.outputs}
     wanted = [roles.get(str(value.name)) for value in region.results]
     starts = [None if value is None else values.get(str(value.name)) for value in direction.initial]
@@ -328,7 +328,7 @@ def _loop_wirings(region: Region, direction: Direction, values: Mapping[str, ir.
 
 
 def _is_zero(value: ir.Value) -> bool:
-    """Whether a value is zeros, whatever its sizes; the proof looks at it again."""
+    """Whether a value is all zeros; the proof checks this again."""
     array, node = constant(value), value.producer()
     if array is not None:
         return not np.asarray(array, np.float64).any()
@@ -346,7 +346,7 @@ def _is_zero(value: ir.Value) -> bool:
 def _proved(
     model: ir.Model, region: Region, proposal: Proposal, shape_info: ShapeInfo, deadline: float
 ) -> tuple[float | None, str]:
-    """The chance of an error of a proof that the region is the proposal; None and why where there is none.
+    """The error bound of the proof that a region equals a proposal, or None and the reason.
 
     Both read X and initial states as what they are; where that loses too much, all is computed from the inputs.
     """
@@ -367,7 +367,7 @@ def _proved(
 def _pair(
     model: ir.Model, region: Region, proposal: Proposal, cut: Sequence[ir.Value], shape_info: ShapeInfo
 ) -> tuple[Document, Document] | None:
-    """Two models of the values that the region gives: by its own nodes, and by those that are proposed."""
+    """Two models that compute the results of the region: with its own nodes, and with the proposed ones."""
     inputs = list(dict.fromkeys([*cut, *(value for value in model.graph.inputs if not value.is_initializer())]))
     graphs = [convenience.extract(model.graph, inputs, list(ends)) for ends in (region.results, proposal.results)]
     for name, *outputs in zip(

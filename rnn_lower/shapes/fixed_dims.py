@@ -25,13 +25,13 @@ Shapes = Mapping[str, Sequence[Dim] | None]
 
 @dataclasses.dataclass(frozen=True)
 class _Fixed:
-    """Sizes by symbol, which hold everywhere, and by input and axis, which hold there."""
+    """The fixed sizes, by symbol for the whole model, and by input and axis."""
 
     symbols: dict[str, int]
     places: dict[tuple[str, int], int]
 
     def axes(self, owner: str) -> int:
-        """How many axes of an input are fixed by their place."""
+        """The number of axes of an input that are fixed by index."""
         return sum(1 for name, _ in self.places if name == owner)
 
     def size(self, owner: str | None, axis: int, dim: Dim) -> Dim:
@@ -39,7 +39,7 @@ class _Fixed:
 
 
 def declared_shapes(model: ir.Model) -> Shapes:
-    """Shapes of the inputs of a model."""
+    """The declared shapes of the inputs of a model."""
     return {str(v.name): None if v.shape is None else list(map(plain_dim, v.shape)) for v in model.graph.inputs}
 
 
@@ -49,7 +49,7 @@ def axis_name(name: str, axis: int) -> str:
 
 
 def free_dims(inputs: Shapes) -> Iterator[tuple[str, int, str]]:
-    """Each axis of the inputs without a known size, with its symbol, or INPUT[AXIS] where that tells more."""
+    """Each free axis of the inputs, with its symbol or INPUT[AXIS]."""
     for name, shape in inputs.items():
         for axis, dim in enumerate(shape or ()):
             if not isinstance(dim, int):
@@ -58,7 +58,7 @@ def free_dims(inputs: Shapes) -> Iterator[tuple[str, int, str]]:
 
 
 def fix_dims(model: ir.Model, dims: Dims) -> None:
-    """Fix the sizes of inputs, in place; a symbol gets its value everywhere in the model.
+    """Fix sizes of inputs in place; a symbol gets its value in the whole model.
 
     All axes of an input that declares no shape give it one. Raises RnnLowerError for what no graph input has.
     """
@@ -93,7 +93,7 @@ def fix_proto_dims(model: onnx.ModelProto, dims: Dims) -> None:
 
 
 def free_proto_dim(model: onnx.ModelProto, owner: str, axis: int, symbol: str = "") -> str:
-    """Make a fixed size of an input symbolic in a protobuf model; answers its symbol, a new one unless it is provided.
+    """Make a fixed size of an input symbolic in a protobuf model; returns the symbol.
 
     What was declared of other values with this size in mind is taken back, for inference to find it again.
     """
@@ -164,7 +164,7 @@ def one_by_one(inputs: Shapes, dims: Dims) -> Iterator[tuple[str, int]]:
 
 
 def _parse_axis(inputs: Shapes, name: str, size: int) -> tuple[tuple[str, int], Dim]:
-    """The input and axis that INPUT[AXIS] names, and the size that it declares."""
+    """The input and axis that INPUT[AXIS] names, and their declared size."""
     match = re.fullmatch(r"(.+)\[(\d{1,9})\]", name, re.DOTALL)
     if match is None or match[1] not in inputs:
         known = ", ".join(dict.fromkeys(symbol for *_, symbol in free_dims(inputs))) or "none"

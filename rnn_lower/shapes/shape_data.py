@@ -33,7 +33,7 @@ _NAMELESS = "\0size"
 
 
 def computed_shape(value: ir.Value, shape_info: ShapeInfo) -> Sequence[Dim] | None:
-    """The shape of a value as far as inference and computed sizes tell it; None where not even the rank is known."""
+    """The shape of a value from inference and computed sizes; None if not even the rank is known."""
     known: dict[ir.Value, list[Size] | None] = {}  # each worked out once: every size of a Reshape asks again
 
     def shape(value: ir.Value, depth: int) -> list[Size] | None:
@@ -112,7 +112,7 @@ def _expand(node: ir.Node, _: int, shape: Shape) -> InferredShape | None:
 
 
 def _top_k(node: ir.Node, _: int, shape: Shape) -> InferredShape | None:
-    """With as many elements as an input holds, as exporters write it that sort sequences by their lengths."""
+    """The shape of a TopK whose k is an input, as in exports that sort sequences by length."""
     have, count, axis = _data(node, shape), _target(node, 1, shape), get_attribute(node, "axis", _INT, -1)
     if have is None or count is None or len(count) != 1 or not -len(have) <= axis < len(have):
         return None
@@ -133,7 +133,7 @@ def _data(node: ir.Node, shape: Shape) -> Sequence[Size] | None:
 
 
 def _target(node: ir.Node, index: int, shape: Shape) -> Sequence[Size] | None:
-    """What an input holds that is a shape; None where not even the number of its elements is known."""
+    """The sizes that an input contains; None if not even their number is known."""
     value = node.inputs[index] if index < len(node.inputs) else None
     content = None if value is None else _value(value, shape, 0)
     return None if content is None else content.elements
