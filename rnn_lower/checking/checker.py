@@ -47,7 +47,7 @@ def compare_models(
     original: Any, lowered: Any, inputs: Any, runs: int, seed: int, rtol: float, atol: float, exact: bool | Proof,
     on: str | None = None, counterexample: str | os.PathLike[str] | None = None,
 ) -> CheckReport:  # fmt: skip
-    """See `rnn_lower.check`. exact: whether to prove first, or the proof that there is already."""
+    """The check of two models; see `rnn_lower.check`. exact: whether to prove first, or an existing proof."""
     check_numbers(seed=seed, runs=runs, rtol=rtol, atol=atol)
     check_texts(on=on)
     if counterexample is not None:
@@ -100,7 +100,7 @@ def compare_models(
 
 
 def _proof(models: ModelPair) -> Proof | None:
-    """What can be proved within a few seconds; None where the models are of a kind that has no proof."""
+    """The proof within a few seconds, or None if the models cannot be proved at all."""
     try:
         lowered = prover.without_unread_weights(models.lowered, models.original)
         return prover.prove_models(models.original, lowered, 1, 0, PROOF_SECONDS)
@@ -109,7 +109,7 @@ def _proof(models: ModelPair) -> Proof | None:
 
 
 class ModelPair:
-    """The original and the lowered model; `judge` and `runner` name what runs them. on: the runtime of the lowered."""
+    """The original and the lowered model; `judge` and `runner` name their runtimes. on: the runtime of the lowered."""
 
     def __init__(self, original: Any, lowered: Any, on: str | None = None) -> None:
         self.original, self._original_path = files.open_model(original)
@@ -139,7 +139,7 @@ class ModelPair:
             self.judge = f"{REFERENCE} ({refused})"
 
     def _read_nodes(self) -> list[RecurrentNode]:
-        """Of the original; one with functions of which only each call tells what they compute runs inlined."""
+        """The recurrent nodes of the original; functions that depend on the call site are inlined first."""
         try:
             return read_nodes(self.original.model, self.original.shape_info)
         except UnsupportedError:
@@ -151,7 +151,7 @@ class ModelPair:
     def run(
         self, candidates: Iterable[Feeds], keep: Callable[[Feeds], None] = lambda _: None
     ) -> tuple[Feeds, list[Any], list[Any]]:
-        """The first inputs that the original takes, and the results of both; `keep` is called with what it takes."""
+        """The first inputs with which the original runs, and both results; calls `keep` with these inputs."""
         first_error, overflowed = "", None
         for feeds in candidates:
             try:
@@ -183,7 +183,7 @@ class ModelPair:
         )
 
     def unproved(self, proof: Proof | None) -> list[int]:
-        """Nodes that lowering has replaced, no proof covers, and some inputs might make run."""
+        """The replaced nodes that are not proved and that some inputs may reach."""
         if proof is not None and proof.whole and proof.ok:
             return []
         proved = set() if proof is None else {(node.name, node.path) for node in proof.nodes if node.ok}
@@ -200,11 +200,11 @@ class ModelPair:
 
     @functools.cached_property
     def _plain(self) -> ir.Model:
-        """The original without functions."""
+        """The original with functions inlined."""
         return inlined_document(self.original).model
 
     def touched(self) -> set[str]:
-        """Names of outputs that depend on a recurrent node, wherever it is."""
+        """The names of outputs that depend on a recurrent node."""
         recurrent = {node for node, _ in recurrent_nodes(self._plain)}
         return _downstream(self._plain, set(), recurrent)
 
@@ -215,11 +215,11 @@ class ModelPair:
 
     @functools.cached_property
     def _dead(self) -> set[int]:
-        """Nodes in branches that are never taken, whatever the inputs."""
+        """The nodes in branches that never run."""
         return dead_nodes(self.original.outline)
 
     def original_results(self, feeds: Feeds) -> list[Any]:
-        """Raises OriginalFails when the original does not run with these inputs."""
+        """The results of the original. Raises OriginalFails if it does not run with these inputs."""
         try:
             if self._run_original is None:
                 self._run_original = self._open_original()
@@ -273,7 +273,7 @@ class ModelPair:
 
 
 def _unknown_operator(error: Exception) -> str:
-    """The operator that onnxruntime says it does not have, or nothing."""
+    """The operator that onnxruntime reports as unknown, or nothing."""
     match = re.search(r"(\w+)\(-?\d+\) is not a registered function/op|No Op registered for (\w+)", str(error))
     return "" if match is None else match[1] or match[2]
 
@@ -283,7 +283,7 @@ def _results(node: ir.Node) -> tuple[str, ...]:
 
 
 def _declaration(value: ir.Value) -> str:
-    """An input for people: name, type and shape."""
+    """The name, type and shape of an input, for printing."""
     if not isinstance(value.type, ir.TensorType):
         return f"{value.name}: not a tensor"
     shape = " of any shape" if value.shape is None else f"[{', '.join(_shown(dim) for dim in value.shape)}]"
@@ -300,11 +300,11 @@ def _named(path: str | None) -> str:
 
 
 class OriginalFails(Exception):
-    """The original does not run with these inputs; others may do."""
+    """The original does not run with these inputs."""
 
 
 def refused_by_onnxruntime(node: RecurrentNode) -> str | None:
-    """Why onnxruntime cannot run the fused node, or None. Some of these end the process rather than fail."""
+    """The reason why onnxruntime cannot run the fused node, or None; some nodes crash the process."""
     if node.version < 7 and not node.is_quantized:
         return f"{node.op_type} version {node.version}"
     if node.layout:
@@ -328,12 +328,12 @@ def refused_by_onnxruntime(node: RecurrentNode) -> str | None:
 
 
 def _before(*version: int) -> bool:
-    """Python 3.10 has older versions of onnxruntime only."""
+    """Whether the installed onnxruntime is older than this version; Python 3.10 has only older ones."""
     return tuple(map(int, onnxruntime.__version__.split(".")[:2])) < version
 
 
 def _needs_defaults(node: RecurrentNode) -> bool:
-    """Whether a function of an RNN that takes alpha or beta is not given it."""
+    """Whether an activation of an RNN lacks its alpha or beta."""
     attributes = node.node.attributes
     names = {name.lower() for name in attributes["activations"].value} if "activations" in attributes else set()
     alpha = names & {"elu", "hardsigmoid", "leakyrelu"} and "activation_alpha" not in attributes
@@ -341,7 +341,7 @@ def _needs_defaults(node: RecurrentNode) -> bool:
 
 
 def _downstream(model: ir.Model, values: set[ir.Value], nodes: set[ir.Node]) -> set[str]:
-    """Names of outputs that depend on some of these values or nodes."""
+    """The names of outputs that depend on these values or nodes."""
     dependent = set(values)
     for node in model.graph:
         inside = list(with_bodies([node]))

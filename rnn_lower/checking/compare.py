@@ -27,7 +27,7 @@ class Comparison:
         self._varied: set[str] = set()
 
     def nothing_compared(self, touched: set[str], varied: bool) -> str:
-        """Why agreement would say nothing, or nothing.
+        """The reason why agreement would be meaningless, or nothing.
 
         touched: outputs that recurrent nodes have a part in.  varied: outputs need not differ from run to run.
         """
@@ -40,7 +40,7 @@ class Comparison:
         return ""
 
     def add(self, names: Sequence[str], expected: Sequence[Any], actual: Sequence[Any]) -> None:
-        """One run."""
+        """Add one run."""
         for name, wanted, result in zip(names, expected, actual, strict=True):
             new = compare(name, wanted, result, self._rtol, self._atol)
             if not new.ok and not self._discrete and _is_discrete(wanted, result):
@@ -68,7 +68,7 @@ class Comparison:
 
 
 def _is_discrete(a: Any, b: Any) -> bool:
-    """Whether both are integers, truth values or texts of one type and shape."""
+    """Whether both are integers, booleans or strings of one type and shape."""
     if isinstance(a, list) or isinstance(b, list):
         return False
     array_a, array_b = np.asarray(a), np.asarray(b)
@@ -82,7 +82,7 @@ def _identical(a: Any, b: Any) -> bool:
 
 
 def _is_uniform(a: Any, b: Any) -> bool:
-    """Whether all of both, whatever their shapes, is one and the same value."""
+    """Whether all elements of both arrays are the same value."""
     if isinstance(a, list):
         return False
     values = np.concatenate([np.ravel(a), np.ravel(b)])
@@ -97,7 +97,7 @@ def _has_content(value: Any) -> bool:
 
 
 def compare(name: str, expected: Any, actual: Any, rtol: float, atol: float) -> OutputReport:
-    """One output of one run: floating-point numbers within tolerance, everything else equal."""
+    """The comparison of one output in one run: floats within tolerance, everything else equal."""
     if isinstance(expected, list) and isinstance(actual, list):  # sequences
         parts = [compare(name, e, a, rtol, atol) for e, a in zip(expected, actual, strict=False)]
         same = len(expected) == len(actual) and all(part.ok for part in parts)
@@ -134,7 +134,7 @@ def compare(name: str, expected: Any, actual: Any, rtol: float, atol: float) -> 
 
 
 def _sizes(x: np.ndarray) -> np.ndarray:
-    """What the absolute tolerance is a part of: the largest number of each unit, those of the last axis.
+    """The scale of the absolute tolerance: the largest number of each index of the last axis.
 
     One unit of large numbers hides no other. A unit that is smaller than most, or than 1, may be what is left of larger
     numbers, or what a gate has closed: it has the size of most, or 1, but never more than the largest of all.
@@ -153,7 +153,7 @@ def _both_empty(expected: np.ndarray, actual: np.ndarray) -> bool:
 
 
 def _in_ulp(difference: np.ndarray, x: np.ndarray, dtype: np.dtype[Any]) -> float:
-    """The largest difference in units in the last place of what was expected; 0 for what is no real number."""
+    """The largest difference in units in the last place of the expected values; 0 for non-finite ones."""
     if dtype.kind not in "fV":
         return 0.0
     limits = ml_dtypes.finfo(dtype)

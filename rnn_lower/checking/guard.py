@@ -26,7 +26,7 @@ def needed(nodes: Sequence[RecurrentNode]) -> bool:
 
 
 def add(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Guard every recurrent node of a model, in place, wherever it is."""
+    """Guard every recurrent node of a model, in place."""
     for number, holder in enumerate(protobuf.holders(model)):
         if any(map(is_recurrent, holder.node)):
             copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in holder.node]

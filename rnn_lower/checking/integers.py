@@ -28,7 +28,7 @@ MOST_ROWS, MOST_COMPARED = 1 << 16, 64
 
 
 def ranges(model: ir.Model, inputs: Sequence[ir.Value]) -> dict[str, np.ndarray]:
-    """Numbers for those inputs that show some, by name; none beyond the smallest table that they pick of."""
+    """The integers to try, by input; none beyond the smallest table that the input indexes."""
     source = {value: str(value.name) for value in inputs}
     numbers_of: dict[str, set[int]] = {}
     rows: dict[str, int] = {}
@@ -47,7 +47,7 @@ def ranges(model: ir.Model, inputs: Sequence[ir.Value]) -> dict[str, np.ndarray]
 
 
 def _significant_values(node: ir.Node, index: int) -> Sequence[int] | None:
-    """The integers that a node tells apart in what it reads; None where nobody knows them."""
+    """The integers that a node distinguishes in an input; None if unknown."""
     if node.op_type == "Gather" and index == 1:
         return _rows(node.inputs[0], get_attribute(node, "axis", ir.AttributeType.INT, 0))
     if node.op_type == "OneHot" and index == 0:
@@ -60,7 +60,7 @@ def _significant_values(node: ir.Node, index: int) -> Sequence[int] | None:
 
 
 def _rows(table: ir.Value | None, axis: int | None) -> Sequence[int] | None:
-    """Those of a table that a Gather picks of."""
+    """The row numbers of the table of a Gather."""
     shape = () if table is None or table.shape is None else tuple(map(plain_dim, table.shape))
     rows = shape[axis] if axis is not None and -len(shape) <= axis < len(shape) else None
     return _up_to(rows) if isinstance(rows, int) and rows else None
@@ -71,7 +71,7 @@ def _up_to(count: float) -> Sequence[int] | None:
 
 
 def _compared_with(tensor: ir.TensorProtocol | None) -> Sequence[int] | None:
-    """The integers that a comparison with constants tells apart."""
+    """The integers that a comparison with constants distinguishes."""
     if tensor is None:
         return None
     if not tensor.dtype.is_integer() or tensor.size > MOST_COMPARED:

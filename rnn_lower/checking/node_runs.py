@@ -25,7 +25,7 @@ Nodes = MutableSequence[onnx.NodeProto]
 
 @dataclasses.dataclass(frozen=True)
 class NodeRun:
-    """One run of one node. lengths: the different ones of its rows."""
+    """One run of one node. lengths: the distinct lengths of its rows."""
 
     steps: int
     rows: int
@@ -60,13 +60,13 @@ class NodeRuns:
         self._runs.setdefault(index, set()).add(NodeRun(steps, rows, some))
 
     def describe(self, index: int) -> str:
-        """How a node ran."""
+        """The runs of a node, in words."""
         runs = self._runs.get(index, ())
         parts = sorted({f"{run.steps} steps of {run.rows} rows with lengths {list(run.lengths)}" for run in runs})
         return "; ".join(parts[:3]) or "did not run"
 
     def is_enough(self, index: int) -> bool:
-        """Whether a node ran with three steps and with rows of different length, as far as its sizes allow."""
+        """Whether a node ran with three steps and rows of different lengths, as far as its sizes allow."""
         node = self._nodes[index]
         steps = min(STEPS, node.seq_length) if isinstance(node.seq_length, int) else STEPS
         lengths = node.inputs.get("sequence_lens")
@@ -76,7 +76,7 @@ class NodeRuns:
 
 
 def number_nodes(model: onnx.ModelProto) -> None:
-    """Write its index into every recurrent node of a model, in the order in which `rnn_lower.ir.walk` walks."""
+    """Store in each recurrent node its index, in the order of `rnn_lower.ir.walk`."""
     roots: list[Nodes] = [model.graph.node, *(function.node for function in model.functions)]
     for index, node in enumerate(_recurrent(roots)):
         node.metadata_props.add(key=INDEX, value=str(index))

@@ -83,7 +83,7 @@ def _operator(op: str, record: Record | None = None) -> type[OpRun]:
 
 
 def _quantized(record: Record | None) -> type[OpRun]:
-    """onnxruntime's DynamicQuantizeLSTM without the rounding of its products: an LSTM of the weights as floats."""
+    """onnxruntime's DynamicQuantizeLSTM without rounded products: an LSTM with dequantized weights."""
     lstm = _operator("LSTM", record)
 
     class Operator(lstm):  # type: ignore[misc, valid-type]
@@ -103,7 +103,7 @@ def _quantized(record: Record | None) -> type[OpRun]:
 
 
 def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
-    """By name, with text as such."""
+    """The attributes by name, with bytes decoded."""
     return {attribute.name: ir.from_proto(attribute).value for attribute in node.attribute}
 
 

@@ -33,7 +33,7 @@ Change = Callable[[onnx.ModelProto], object]
 
 
 def open_onnxruntime(document: Document, path: str | None = None, change: Change | None = None) -> Run:
-    """A runner on onnxruntime's CPU. change: made to a copy of the model before."""
+    """A runner on onnxruntime's CPU. change: applied to a copy of the model first."""
     external = any(map(protobuf.is_external, protobuf.tensors(document.proto)))
     values = (*document.proto.graph.input, *document.proto.graph.output)
     plain = change is None and all(value.type.tensor_type.elem_type != onnx.TensorProto.BFLOAT16 for value in values)
@@ -67,7 +67,7 @@ def open_onnxruntime(document: Document, path: str | None = None, change: Change
 
 
 def _data_folder(model: onnx.ModelProto, folder: Path | None) -> Path:
-    """Name the data files of a copy by where they really are, links followed, since onnxruntime goes by that."""
+    """Resolve links in the data paths of a copy, because onnxruntime checks the resolved path."""
     assert folder is not None
     folders = set()
     for tensor in filter(protobuf.is_external, protobuf.tensors(model)):
@@ -84,7 +84,7 @@ def _data_folder(model: onnx.ModelProto, folder: Path | None) -> Path:
 def open_reference(
     document: Document, change: Change | None = None, operators: Iterable[type] = reference.OPERATORS
 ) -> Run:
-    """A runner on onnx.reference. change: as above.  operators: in place of onnx's own."""
+    """A runner on onnx.reference. change: as above.  operators: replacements for onnx's own."""
     proto = document.embedded()
     if change is not None:
         change(proto)

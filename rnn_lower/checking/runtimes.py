@@ -60,7 +60,7 @@ def tract(model: onnx.ModelProto, feeds: Feeds) -> list[Any]:
 
 
 def opencv(model: onnx.ModelProto, feeds: Feeds, *, classic: bool = False) -> list[Any]:
-    """classic: on the engine of 4.x, which 5.0 still has."""
+    """A runner on OpenCV. classic: use the engine of 4.x, which 5.0 still contains."""
     import cv2
 
     with file_of(model) as path:
@@ -173,7 +173,7 @@ WITH_THREADS = {"openvino", "torch", "cv2", "tvm", "iree.runtime"}
 
 
 def missing(name: str) -> str | None:
-    """Why a runtime cannot be run here, or None."""
+    """The reason why a runtime cannot run here, or None."""
     distribution = RUNNERS[name][0]
     try:
         installed = importlib.metadata.version(distribution)
@@ -192,7 +192,7 @@ def version(name: str) -> str:
 
 
 def open_runtime(name: str, document: Document) -> runners.Run:
-    """A runner of one model. Raises RnnLowerError for a runtime that is not known or not installed."""
+    """A runner for one model. Raises RnnLowerError for an unknown or missing runtime."""
     if name not in RUNNERS:
         raise RnnLowerError(f"--on {name}: models can be run only on {', '.join(RUNNERS)}")
     why = missing(name)

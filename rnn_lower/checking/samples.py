@@ -54,7 +54,7 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataTy
 
 
 def load_inputs(source: Mapping[str, Any] | str | os.PathLike[str], model: ir.Model) -> Feeds:
-    """Arrays by input name; every input without a default must be there."""
+    """The arrays of a file by input name; required inputs must be present."""
     if not isinstance(source, (Mapping, str, os.PathLike)):
         raise RnnLowerError(
             f"inputs must map names to arrays, or be the path of an .npz file, not {type(source).__name__}"
@@ -83,7 +83,7 @@ def load_inputs(source: Mapping[str, Any] | str | os.PathLike[str], model: ir.Mo
 
 
 def check_counterexample(path: str | os.PathLike[str], inputs: Any) -> None:
-    """Raise RnnLowerError for a path that is no .npz file, or the file of the inputs that are compared with."""
+    """Raise RnnLowerError for a path that is not .npz, or that is the file of the given inputs."""
     name = os.fspath(path)
     if not name.endswith(".npz"):
         raise RnnLowerError(f"{name}: a counterexample must have the extension .npz (--counterexample X.npz)")
@@ -92,7 +92,7 @@ def check_counterexample(path: str | os.PathLike[str], inputs: Any) -> None:
 
 
 def save_inputs(path: str | os.PathLike[str], feeds: Mapping[str, np.ndarray]) -> None:
-    """Write inputs as an .npz file. Raises RnnLowerError when it cannot be written."""
+    """Write inputs as an .npz file. Raises RnnLowerError if it cannot be written."""
     try:
         with open(path, "wb") as file:
             np.savez(file, **feeds)  # type: ignore[arg-type]
@@ -101,7 +101,7 @@ def save_inputs(path: str | os.PathLike[str], feeds: Mapping[str, np.ndarray]) -
 
 
 def _defaults(model: ir.Model) -> dict[str, np.ndarray]:
-    """Inputs that a caller may leave out -> what they are then. Before IR version 4 nobody could give another."""
+    """The default values of optional inputs; before IR version 4, defaults are constants."""
     defaults: dict[str, np.ndarray] = {}
     budget = LARGEST_DEFAULTS
     for value in model.graph.inputs if (model.ir_version or 0) >= 4 else ():
@@ -119,7 +119,7 @@ def _defaults(model: ir.Model) -> dict[str, np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """How sizes are chosen. known: taken as is.  common: one for all.  last: for last free axes, others being 1."""
+    """How to choose sizes. known: given sizes.  common: one size for all.  last: for last free axes; others are 1."""
 
     known: Mapping[Symbol, int] = dataclasses.field(default_factory=dict)
     common: int | None = None
@@ -161,7 +161,7 @@ class Samples:
         self._accepted_sizes: dict[Symbol, int] = {}
 
     def _grown_axes(self) -> dict[str, int]:
-        """The axis of each input that may have to be long: last axes where some are free, else the last free ones."""
+        """The axis of each input that may need to be long: a free last axis, else the last free one."""
         last = dict[str, int]()
         for value in self.inputs:
             for axis in range(self.ranks.get(str(value.name), 0)):
@@ -171,7 +171,7 @@ class Samples:
         return ends or {name: axis for name, axis in last.items() if axis}
 
     def candidates(self, index: int) -> Iterator[Feeds]:
-        """Sets of inputs to be tried until the model takes one, for run number `index`.
+        """The sets of inputs to try for run number `index`, until the model runs with one.
 
         After sizes of their own come those that have worked before; then equal ones, which suit models that tie
         dimensions without saying so; then longer and longer last axes, which suit those that take sound.
@@ -186,7 +186,7 @@ class Samples:
             yield feeds | {name: draw.non_default(name, default) for name, default in defaults.items()}
 
     def keep(self, feeds: Feeds) -> None:
-        """Remember the sizes of inputs that the model took."""
+        """Remember the sizes of inputs with which the model ran."""
         for value in self.inputs:
             for axis, size in enumerate(feeds[str(value.name)].shape):
                 name = self.ties.find(symbol(value, axis))
@@ -237,7 +237,7 @@ class _Draw:
         return self.array(value.dtype, shape, [scale for scale in self.scales if scale <= largest] or (1.0,))
 
     def non_default(self, name: str, default: np.ndarray) -> np.ndarray:
-        """Another value than a default, of its kind; the same where nothing tells what else it may be."""
+        """Another value than the default, of its kind; the default if no other value is known to be valid."""
         if name in self.samples.limits:
             return self.lengths(name, list(default.shape)).astype(default.dtype)
         if default.dtype == bool:
@@ -269,7 +269,7 @@ class _Draw:
 
 
 class _Ties:
-    """Which sizes are the same: a symbol stands for another one, or for a number."""
+    """Equalities between sizes: a symbol equals another symbol or a number."""
 
     def __init__(self) -> None:
         self._stands_for: dict[Symbol, Symbol] = {}
@@ -288,7 +288,7 @@ class _Ties:
 
 
 def _ties(nodes: Sequence[RecurrentNode]) -> _Ties:
-    """What recurrent nodes say of the sizes of inputs that they take as they are."""
+    """The equalities that recurrent nodes imply for the sizes of model inputs that they read."""
     ties = _Ties()
     for number, node in enumerate(nodes):
         for size in ("seq_length", "batch_size", "input_size", "hidden_size", "num_directions"):
@@ -304,7 +304,7 @@ def _ties(nodes: Sequence[RecurrentNode]) -> _Ties:
 
 
 def _rank(value: ir.Value, nodes: Sequence[RecurrentNode], fixed: Mapping[tuple[str, int], int]) -> int | None:
-    """The rank of an input: as declared, as fixed, or by what takes it."""
+    """The rank of an input: declared, fixed, or implied by its reader."""
     if value.shape is not None:
         return len(value.shape)
     if axes := sum(1 for name, _ in fixed if name == value.name):
@@ -319,7 +319,7 @@ def _rank(value: ir.Value, nodes: Sequence[RecurrentNode], fixed: Mapping[tuple[
 
 
 def _lengths(rng: np.random.Generator, shape: list[int], length: int, index: int) -> np.ndarray:
-    """Lengths of sequences: some random one, the whole and none, each in some row or, with one row, in some run.
+    """Random sequence lengths, with the full length and 0 in some row or run.
 
     With two axes they are the mask of such: as many ones in each row as it is long.
     """
@@ -337,7 +337,7 @@ def _lengths(rng: np.random.Generator, shape: list[int], length: int, index: int
 
 
 def _time(node: RecurrentNode) -> Symbol:
-    """The sequence length of a node: its size, its symbol, or the place where it is."""
+    """The sequence length of a node: its size, its symbol, or its input axis."""
     if node.seq_length is not None:
         return node.seq_length
     x = node.inputs["X"]
@@ -345,7 +345,7 @@ def _time(node: RecurrentNode) -> Symbol:
 
 
 def _length_limits(nodes: Sequence[RecurrentNode]) -> dict[str, Symbol]:
-    """Inputs that sequence_lens are computed from -> the sequence length."""
+    """The sequence length, by input that determines sequence_lens."""
     limits: dict[str, Symbol] = {}
     for node in nodes:
         for value in _sources(node.inputs.get("sequence_lens")):
@@ -356,7 +356,7 @@ def _length_limits(nodes: Sequence[RecurrentNode]) -> dict[str, Symbol]:
 
 
 def _sources(result: ir.Value | None, through: Collection[str] | None = None) -> list[ir.Value]:
-    """The graph inputs that a value is computed from, or by some operators only; sizes of others do not count."""
+    """The graph inputs that a value depends on, perhaps through certain operators only, but not through shapes."""
     inputs, seen = list[ir.Value](), set[ir.Value]()
     waiting = [] if result is None else [result]
     while waiting:

@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 def run_guarded(model: Any, on: str | None, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-    """The result of a function that runs models; computed in this process where no child can be started.
+    """The result of a function that runs models, in a child process if one can be started.
 
     model: the model, for the error message, which names it if it is a path.  on: as for `rnn_lower.check`.
     Raises what the function raises, and RnnLowerError when the child has died.

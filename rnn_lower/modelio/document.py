@@ -54,18 +54,18 @@ class Document:
             self._in_order = validate.check(proto, folder)
 
     def again(self) -> Document:
-        """Another view of the same model, as long as nothing has been written back."""
+        """Another document of the same protobuf, before anything is written back."""
         return Document(self.proto, self.folder)
 
     def copied(self, change: Callable[[onnx.ModelProto], None] = lambda _: None) -> Document:
-        """The same model with its own protobuf, after a change to that."""
+        """A document with a changed copy of the protobuf."""
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
         change(proto)
         return Document(proto, self.folder)
 
     def embedded(self) -> onnx.ModelProto:
-        """A copy of the message with the data of its tensors in it."""
+        """A copy of the protobuf with all external data embedded."""
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
         if self.folder is not None:
@@ -112,7 +112,7 @@ class Document:
         return Document(proto, self.folder)
 
     def fixed(self, sizes: Dims) -> Document:
-        """The same with sizes of the inputs fixed, without declared sizes that nothing verifies then; uses it up."""
+        """The document with fixed input sizes, without sizes that became unverified; do not use this one afterwards."""
         fix_dims(self.model, sizes)
         fix_proto_dims(self.outline, sizes)
         for value, shape in verified_fixed_shapes(self.model, self.shape_info).items():
@@ -221,7 +221,7 @@ class Document:
             self._write_values(graph, proto, new, keep)
 
     def _proto_of(self, node: ir.Node) -> onnx.NodeProto:
-        """The protobuf of a node; that of the file, where there is one, with the names of what it reads now."""
+        """The protobuf of a node: the message of the file, if any, with the current input names."""
         if node not in self._origin:
             return ir.serde.serialize_node(node)
         proto, names = self._origin[node], ["" if value is None else value.name or "" for value in node.inputs]
@@ -271,7 +271,7 @@ class Document:
 
 
 def _read(proto: onnx.ModelProto) -> ir.Model:
-    """As onnx_ir, which believes of an input that is an output too what the output declares."""
+    """The onnx_ir model of a protobuf; an input that is also an output keeps the input's declaration."""
     model: ir.Model = ir.serde.deserialize_model(proto)
     for value, declared in zip(model.graph.inputs, proto.graph.input, strict=True):
         if value.is_graph_output():
@@ -320,7 +320,7 @@ def _sort(model: ir.Model) -> None:
 
 
 def _redeclare(info: onnx.ValueInfoProto, shape: ir.Shape, everywhere: bool) -> None:
-    """Drop numbers that the view no longer declares; everywhere: declare all that it does."""
+    """Drop declared numbers that the view no longer declares. everywhere: also declare all that it does."""
     tensor = info.type.tensor_type
     if not info.type.HasField("tensor_type") or not tensor.HasField("shape"):
         return
@@ -337,7 +337,7 @@ def _redeclare(info: onnx.ValueInfoProto, shape: ir.Shape, everywhere: bool) -> 
 
 
 def _weights_of(nodes: list[ir.Node]) -> Iterator[ir.Value]:
-    """Initializers of the bodies of new nodes."""
+    """The initializers of the bodies of new nodes."""
     for node in with_bodies(nodes):
         for _, body in subgraphs(node):
             yield from body.initializers.values()
@@ -348,7 +348,7 @@ def _nesting(graph: ir.Graph | ir.Function) -> int:
 
 
 def _named_elsewhere(model: onnx.ModelProto) -> set[str]:
-    """What training speaks of beside the graph: weights that it changes stay, whoever else needs them."""
+    """The names that training_info uses outside of its own graphs; the weights that it changes must stay."""
     names = set()
     for info in model.training_info:
         names |= {

@@ -107,14 +107,14 @@ class Staged:
         self._begun = False
 
     def open(self, path: Path) -> BinaryIO:
-        """A new file, locked while this run lives, so that no other takes it for stale."""
+        """A new file, locked during this run, so that no other run takes it for stale."""
         file = stale_files.create_locked(path)
         self._open.append(file)
         self._begun |= path == self.path
         return file
 
     def commit(self) -> None:
-        """Put the model in place. Raises RnnLowerError when the output cannot be replaced."""
+        """Put the model in place. Raises RnnLowerError if the output cannot be replaced."""
         try:
             self._commit()
         except OSError as error:
@@ -150,7 +150,7 @@ class Staged:
         return self._begun and not self.path.exists()
 
     def close(self) -> None:
-        """Remove what was not committed."""
+        """Remove uncommitted files."""
         if os.name == "nt":
             self._close_files()
         if not self.committed:
@@ -195,7 +195,7 @@ def staged(
 
 @contextlib.contextmanager
 def _prepared(path: Path, protected: Collection[Inode] = ()) -> Iterator[Staged]:
-    """What is to be written to a checked destination, and what killed runs have left of it is gone."""
+    """The staged output for a checked destination, after deleting what killed runs left."""
     with contextlib.ExitStack() as stack:
         streamed = str(path) == "-" or (path.exists() and not path.is_file())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if streamed else path.parent
@@ -226,7 +226,7 @@ class _Stream(Staged):
 
 
 def data_of(document: Document) -> frozenset[Inode]:
-    """The files in which a document has weights."""
+    """The files that contain the weights of a document."""
     external = filter(protobuf.is_external, protobuf.tensors(document.proto))
     extents = (protobuf.locate(tensor, document.folder).path for tensor in external if document.folder is not None)
     return frozenset(inode for inode in map(inode_of, set(extents)) if inode is not None)
@@ -253,7 +253,7 @@ def write_text(text: str, destination: str | os.PathLike[str]) -> None:
 
 
 def _write(document: Document, result: Staged, progress: Progress | None, dims: Dims | None) -> None:
-    """The data file, if there is need for one, then the model that refers to it."""
+    """Write the data file, if needed, and then the model that refers to it."""
     model = result.open(result.path)
     large = sum(len(tensor.raw_data) for tensor in protobuf.tensors(document.proto)) > EMBEDDED_UP_TO
     outside = large or any(map(protobuf.is_external, protobuf.tensors(document.proto)))
@@ -269,7 +269,7 @@ def _write(document: Document, result: Staged, progress: Progress | None, dims: 
 
 
 class _DataFile:
-    """Weights go here one by one, copied in pieces or computed one at a time."""
+    """A data file; weights are copied in pieces or computed one at a time."""
 
     def __init__(self, result: Staged, progress: Progress | None) -> None:
         self._made, self._progress, self._done = result, progress, 0
@@ -285,7 +285,7 @@ class _DataFile:
         return self.file.tell()
 
     def keep(self, value: ir.Value) -> ir.TensorProtocol:
-        """A weight that lowering has made, as it is to be written in the model."""
+        """The tensor to write for a weight that lowering created."""
         tensor = value.const_value
         assert tensor is not None
         if tensor.nbytes < SMALL:
@@ -297,7 +297,7 @@ class _DataFile:
         return ir.ExternalTensor(location, offset, tensor.nbytes, tensor.dtype, shape=shape, name=value.name or "")
 
     def move(self, model: onnx.ModelProto, folder: Path, inline_too: bool) -> None:
-        """Take along what lies in the files of the source."""
+        """Copy the external data of the source."""
         todo = [
             t for t in protobuf.tensors(model) if protobuf.is_external(t) or (inline_too and len(t.raw_data) >= SMALL)
         ]

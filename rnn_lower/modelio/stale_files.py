@@ -46,7 +46,7 @@ Inode = tuple[int, int]
 
 
 def inode_of(path: Path) -> Inode | None:
-    """The identity of a file, or None where there is none."""
+    """The identity of a file, or None if it does not exist."""
     try:
         status = path.stat()
     except OSError:
@@ -55,7 +55,7 @@ def inode_of(path: Path) -> Inode | None:
 
 
 def stem_of(path: Path) -> str:
-    """The name of an output within the names of its other files: valid on every system, and short enough."""
+    """The stem of an output for the names of its data files: valid on every system, and short."""
     name = _ODD.sub("_", path.name.encode("utf-8", "replace").decode())
     content = name.encode()
     if len(content) <= NAME_BYTES:
@@ -65,7 +65,7 @@ def stem_of(path: Path) -> str:
 
 
 def create_locked(path: Path) -> BinaryIO:
-    """A new file, locked while this process has it open, where the file system can lock."""
+    """A new file, locked while this process has it open, if the file system supports locks."""
     while True:
         file = open(path, "xb")  # noqa: SIM115
         with contextlib.suppress(OSError):  # ENOSYS and the like: such a folder is never cleaned up
@@ -78,7 +78,7 @@ def create_locked(path: Path) -> BinaryIO:
 
 @contextlib.contextmanager
 def folder_lock(folder: Path) -> Iterator[bool]:
-    """Lock a folder, since concurrent commits could delete each other's data; yields whether it can be locked."""
+    """Lock a folder, because concurrent commits could delete each other's data; yields whether locking works."""
     locked = False
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
@@ -91,13 +91,13 @@ def folder_lock(folder: Path) -> Iterator[bool]:
 
 
 def remove_unfinished(path: Path) -> None:
-    """Delete the temporary files of killed runs that were to become this one, and name them."""
+    """Delete the temporary files of killed runs for this output, and log their names."""
     pattern = re.compile(rf"\.{re.escape(stem_of(path))}\.[0-9a-f]{{16}}{re.escape(TMP)}")
     remove(dict.fromkeys(_unlocked(path.parent, pattern), True))
 
 
 def unused_data(path: Path, protected: Collection[Inode]) -> list[str]:
-    """Data files under names of the user's that only the model to be replaced needs, as far as is known; they stay."""
+    """Data files under the user's own names that only the replaced model seems to need; they are kept."""
     pattern = _data_pattern(path)
     names = [name for name in data_names(path) if not pattern.fullmatch(name)]
     return [name for name in names if (path.parent / name).is_file() and inode_of(path.parent / name) not in protected]
@@ -136,7 +136,7 @@ def remove(stale: Mapping[Path, bool]) -> None:
 
 
 def _unlocked(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
-    """Plain writable files of a folder, by their names, that nobody has locked and that have no other name."""
+    """The writable regular files with these names in a folder that are unlocked and have no other link."""
     paths = []
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if not pattern.fullmatch(entry.name):
@@ -162,7 +162,7 @@ def _is_locked(file: BinaryIO) -> bool:
 
 
 def _unmentioned(candidates: list[Path], own: Collection[Path]) -> list[Path]:
-    """Those that no link and no other model of the folder names; all stay where too many bytes would be searched."""
+    """The files that no link and no other model of the folder refers to; none if the search would be too long."""
     if not candidates:
         return []
     folder = candidates[0].parent
@@ -181,7 +181,7 @@ def _unmentioned(candidates: list[Path], own: Collection[Path]) -> list[Path]:
 
 
 def _spelled(path: Path) -> set[bytes]:
-    """A file name as models hold it, those in JSON included."""
+    """The spellings of a file name in models, also in JSON."""
     return {os.fsencode(path.name), json.dumps(path.name)[1:-1].encode()}
 
 
@@ -191,7 +191,7 @@ def _may_be_model(path: Path) -> bool:
 
 
 def data_names(path: Path) -> dict[str, None]:
-    """The files that a model names for its weights, in the order in which it does."""
+    """The data files that a model refers to, in order."""
     try:
         model = onnx.load(path, load_external_data=False)
     except Exception:  # not a model: it refers to nothing
@@ -201,7 +201,7 @@ def data_names(path: Path) -> dict[str, None]:
 
 
 def mentions(path: Path, name: bytes) -> bool:
-    """Whether a file holds a name; that is cheaper than parsing it, and errs on the side of keeping."""
+    """Whether a file contains a name; cheaper than parsing, and errs on the side of keeping files."""
     overlap = b""
     with open(path, "rb") as file:
         while piece := file.read(1 << 22):

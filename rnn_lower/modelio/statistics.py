@@ -15,7 +15,7 @@ from rnn_lower.ir import protobuf
 
 @dataclasses.dataclass(frozen=True)
 class Count:
-    """operators: nodes by operator, those in bodies and functions included.  size: bytes, external data included."""
+    """operators: node counts by operator, also in bodies and functions.  size: bytes, with external data."""
 
     operators: Mapping[str, int]
     size: int

@@ -111,7 +111,7 @@ def _check_values(graph: onnx.GraphProto, path: str) -> None:
 
 
 def _graph(graph: protobuf.Holder, path: str, around: Around, folder: Path | None) -> tuple[set[str], bool]:
-    """Names that a graph or function takes from outside, and whether its nodes stand in order.
+    """The outer names that a graph or function reads, and whether its nodes are in order.
 
     around: empty for what is no body.
     """
@@ -148,7 +148,7 @@ def _is_same(tensor: onnx.TensorProto, twin: onnx.TensorProto | None, folder: Pa
 
 
 def _check_results(node: onnx.NodeProto, body: onnx.GraphProto, path: str) -> None:
-    """onnxruntime 1.31 leaves a result undefined when a branch or a Scan gives one value in two places."""
+    """Raise InvalidNodeError for an If or Scan body that returns one value twice: undefined on onnxruntime 1.31."""
     names = [value.name for value in body.output]
     if node.op_type in ("If", "Scan") and len(set(names)) < len(names):
         twice = max(names, key=names.count)

@@ -144,7 +144,7 @@ def _differs(node: ir.Node, scope: Scope, opset: int, shape_info: ShapeInfo) -> 
 
 
 def _accepts(schema: onnx.defs.OpSchema, node: ir.Node, shape_info: ShapeInfo) -> bool:
-    """Whether an older version of the node's operator says the same, as far as types are known."""
+    """Whether an older version of the operator accepts the node, as far as types are known."""
     if _wrong(node, schema, shape_info.kind):
         return False
     numbers = [number for a in node.attributes.values() for number in np.ravel(a.value if _is_int(a) else 0)]
@@ -169,7 +169,7 @@ def _wrong(node: ir.Node, schema: onnx.defs.OpSchema, kind: Callable[[ir.Value],
 
 
 def _misread(node: ir.Node, schema: onnx.defs.OpSchema) -> str:
-    """What is wrong with the names and types of a node's attributes for a version of its operator, or nothing."""
+    """The first attribute with an unknown name or wrong type for a version of the operator, in words, or nothing."""
     unknown = set(node.attributes) - set(schema.attributes)
     if unknown:
         return f"version {schema.since_version} of the operator has no attribute '{min(unknown)}'"
@@ -236,7 +236,7 @@ def _with_onnx(model: onnx.ModelProto, opset: int) -> ir.Model:
 
 
 def _alone(node: ir.Node, current: int, opset: int, shape_info: ShapeInfo) -> tuple[onnx.ModelProto, int]:
-    """A model of one node, stepped down as far as that goes, with what is known of its values, and its opset."""
+    """A model of one node, stepped down as far as possible, with known types and shapes; and its opset."""
     inputs, initializers = {}, {}
     for value in node.inputs:
         tensor = known_tensor(value)
@@ -257,7 +257,7 @@ def _alone(node: ir.Node, current: int, opset: int, shape_info: ShapeInfo) -> tu
 
 
 def _without_idle(proto: onnx.NodeProto, current: int, opset: int) -> onnx.NodeProto:
-    """The node without attributes that are unknown at the new opset and say what goes without saying."""
+    """The node without attributes that are unknown at the new opset and have the default meaning."""
     old, new = (schema_of(proto.op_type, version) for version in (current, opset))
     if old is not None and new is not None:
         content = onnx.helper.get_attribute_value

@@ -72,7 +72,7 @@ def unknown_value(node: ir.Node, version: int) -> str:
 
 
 def _last_axis(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
-    """Softmax-12 takes all axes from `axis` on as one, Softmax-13 takes that axis alone: the last one is both."""
+    """Convert the axis of a Softmax: version 12 merges all axes from `axis` on, version 13 uses one axis."""
     shape = shape_info.shape(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
     axis_attribute = node.attributes.get("axis")
     axis = axis_attribute.as_int() if axis_attribute is not None else 1 if opset >= 13 else -1
@@ -88,7 +88,7 @@ def _last_axis(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes |
 
 
 def _asymmetric(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
-    """Before opset 11 a place was divided by the scale, and rounded down; half pixels are the default since then."""
+    """Convert the coordinates of a Resize: asymmetric and rounded down before opset 11, half pixels since then."""
     attributes = {"coordinate_transformation_mode": ir.AttrString("coordinate_transformation_mode", "asymmetric")}
     mode = node.attributes.get("mode")
     if mode is not None and mode.as_string() != "nearest":
@@ -100,7 +100,7 @@ def _asymmetric(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes 
 
 
 def _scales(node: ir.Node) -> np.ndarray | None:
-    """Those of Upsample or Resize, as far as they are known."""
+    """The scales of an Upsample or Resize, if known."""
     if "scales" in node.attributes:
         return np.asarray(node.attributes["scales"].as_floats())
     tensor = known_tensor(node.inputs[1]) if len(node.inputs) > 1 else None

@@ -18,7 +18,7 @@ from rnn_lower.shapes.shape_info import ShapeInfo
 
 @dataclasses.dataclass(frozen=True)
 class Restated:
-    """A node, and its message as an older version of its operator has it. constants: new inputs by name."""
+    """A node and its protobuf for an older version of its operator. constants: new inputs by name."""
 
     node: ir.Node
     proto: onnx.NodeProto
@@ -48,7 +48,7 @@ def stepped_down(node: ir.Node, proto: onnx.NodeProto, current: int, opset: int,
 
 
 def _only_types(op_type: str, since: int) -> Step | None:
-    """Nothing to change where a version differs from the one before by the types that it supports."""
+    """A step between versions that differ only in the supported types."""
     schema, older = schema_of(op_type, since), schema_of(op_type, since - 1)
     same = since > 8 and schema is not None and older is not None and signature_of(schema) == signature_of(older)
     return _without() if same else None
@@ -71,7 +71,7 @@ def _without(**defaults: int | bytes) -> Step:
 
 
 def _reshape(older: Restated) -> bool:
-    """Without allowzero a 0 copies the size of the input: no change where no size is 0, or where it is that size."""
+    """Drop allowzero from a Reshape if no size is 0, or if each 0 equals the input's size."""
     x, sizes = older.node.inputs[0], known_tensor(older.node.inputs[1])
     before, after = (None if v is None else older.shape_info.verified_shape(v) for v in (x, older.node.outputs[0]))
     copied = None not in (before, after) and all(
@@ -93,7 +93,7 @@ def _batch_normalization(older: Restated) -> bool:
 
 
 def _pad(older: Restated) -> bool:
-    """Pads of all axes, where those of some are given."""
+    """Expand the pads of some axes to all axes."""
     if len(older.node.inputs) < 4 or older.node.inputs[3] is None:
         del older.proto.input[3:]
         return True
@@ -111,7 +111,7 @@ def _pad(older: Restated) -> bool:
 
 
 def _reduce(older: Restated) -> bool:
-    """The axes as an attribute."""
+    """Move the axes of a reduction to an attribute."""
     if not _without(noop_with_empty_axes=0)(older):
         return False
     if len(older.node.inputs) > 1 and older.node.inputs[1] is not None:
@@ -127,7 +127,7 @@ REDUCE = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumS
 
 
 def _split(older: Restated) -> bool:
-    """Without num_outputs an older Split makes equal parts."""
+    """Drop num_outputs from a Split with equal parts."""
     if "num_outputs" not in older.node.attributes:
         return True
     shape = older.shape_info.shape(older.node.inputs[0]) if older.node.inputs[0] is not None else None

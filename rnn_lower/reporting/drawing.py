@@ -73,7 +73,7 @@ edge [color="#4d555c", arrowsize="0.55"];
 
 
 def picture(node: RecurrentNode, emitted: Sequence[ir.Node], sides: Sequence[str] = SIDES) -> str:
-    """An SVG element, of class "drawing", of a node and of the nodes emitted for it, or of one of the two.
+    """An SVG element of class "drawing": a node, the nodes emitted for it, or both.
 
     Raises RnnLowerError when the packages of the extra `report` are not installed.
     """
@@ -85,13 +85,13 @@ def picture(node: RecurrentNode, emitted: Sequence[ir.Node], sides: Sequence[str
 
 
 def standalone(svg: str) -> str:
-    """The same as a file of its own."""
+    """The drawing as a standalone SVG file."""
     opening, _, rest = svg.partition(">")
     return f"{opening}>\n<style>{STYLE}</style>{rest}\n"
 
 
 def width(svg: str) -> float:
-    """In points."""
+    """The width in points."""
     match = re.search(r' width="([\d.]+)pt"', svg)
     return float(match[1]) if match else 0.0
 
@@ -114,7 +114,7 @@ def _rendered(dot: str, titles: Mapping[str, str]) -> str:
 
 
 class _Canvas:
-    """The text of one Graphviz graph. Everything has a number for a name: names of a model are only ever labels."""
+    """The text of one Graphviz graph; numbers identify the nodes, and model names only occur in labels."""
 
     def __init__(self) -> None:
         self._lines = [_GRAPH]
@@ -152,7 +152,7 @@ class _Canvas:
 
 
 class _Side:
-    """One graph on the canvas: where each value comes from."""
+    """One graph on the canvas, with the source of each value."""
 
     def __init__(self, canvas: _Canvas, node: RecurrentNode) -> None:
         self._canvas, self._node_read = canvas, node
@@ -161,7 +161,7 @@ class _Side:
         self._left = MOST
 
     def before(self) -> None:
-        """The node itself, from what was read of it: it may be out of its graph by now."""
+        """Draw the original node from its RecurrentNode, because it may have left its graph."""
         node = self._node_read
         self._canvas.begin(f"before: one {node.op_type} node", "side")
         computed = {name: value for name, value in node.inputs.items() if known_tensor(value) is None}
@@ -194,7 +194,7 @@ class _Side:
         self._canvas.end()
 
     def _nodes(self, nodes: Sequence[ir.Node]) -> int:
-        """Draw them as far as they are not too many; answers how many are left."""
+        """Draw nodes up to a limit; returns the number of the others."""
         for index, node in enumerate(nodes):
             if self._left <= 0:
                 return count_nodes(nodes[index:])
@@ -217,7 +217,7 @@ class _Side:
         self._made_by |= dict.fromkeys(node.outputs, key)
 
     def _weights(self, values: Iterable[ir.Value | None]) -> Iterator[str]:
-        """Names and sizes of constants that are read."""
+        """The names and sizes of constant inputs."""
         for value in values:
             tensor = known_tensor(value)
             if value is not None and tensor is not None and tensor.dtype.is_floating_point() and tensor.size > 1:
@@ -229,7 +229,7 @@ class _Side:
             self._canvas.edge(source, key)
 
     def _loop(self, node: ir.Node) -> None:
-        """In a frame what runs once per step; dashed, the states that one step hands to the next."""
+        """Draw a loop: a frame around its body, and dashed edges for the states."""
         ((_, body),) = subgraphs(node)
         # A Loop counts trips and has a condition, its body answers one; a Scan has states and streams only.
         ours, results = (2, body.outputs[1:]) if node.op_type == "Loop" else (0, body.outputs)
@@ -250,7 +250,7 @@ class _Side:
         self._made_by |= {out: self._made_by[inner] for out, inner in pairs if inner in self._made_by}
 
     def _branches(self, node: ir.Node) -> None:
-        """Each branch in a frame, and a node that takes what one of them gives."""
+        """Draw an If: a frame around each branch, and a node for the result."""
         ends: list[ir.Value | None] = [*node.inputs]
         for name, body in subgraphs(node):
             self._canvas.begin(name.replace("_", " "))
@@ -267,7 +267,7 @@ class _Side:
 
 
 def _outer_values(nodes: Sequence[ir.Node]) -> list[ir.Value]:
-    """What the nodes read from outside, but for constants, which are written where they are read."""
+    """The outer values that the nodes read, except constants, which are drawn at their readers."""
     every = list(with_bodies(nodes))
     own = {out for node in every for out in node.outputs}
     own |= {value for node in every for _, body in subgraphs(node) for value in body.inputs}
@@ -281,7 +281,7 @@ def _is_zero(value: ir.Value | None) -> bool:
 
 
 def _short(name: str | None) -> str:
-    """The end of a name, which is what it is called within its node."""
+    """The last part of a name."""
     return (name or "").rstrip("/").rsplit("/", 1)[-1]
 
 
@@ -295,13 +295,13 @@ def _cut(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text as XML takes it."""
+    """The text escaped for XML."""
     plain = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
     return html.escape(plain, quote=True)
 
 
 def _quoted(text: str) -> str:
-    """Text for a label of Graphviz, which reads entities and escapes in it."""
+    """The text escaped for a Graphviz label."""
     return _escaped(text).replace("\\", "\\\\")
 
 

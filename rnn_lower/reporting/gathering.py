@@ -252,7 +252,7 @@ def _run_guarded(model: Any, work: Callable[P, T], *arguments: P.args, **named: 
 
 
 def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """The second of all pairs that share the first, the largest group first."""
+    """Pairs grouped by their first item, the largest group first."""
     groups: dict[str, list[str]] = {}
     for reason, name in pairs:
         groups.setdefault(reason, []).append(name)
@@ -260,7 +260,7 @@ def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def _equal_records(records: Sequence[Record]) -> list[list[Record]]:
-    """Records in groups of nodes of which one tells what all of them are."""
+    """The records grouped by equal kinds of nodes."""
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
         node = record.node
@@ -282,7 +282,7 @@ def _operators(record: Record) -> dict[str, int]:
 
 
 def _trial(document: Document, options: Options, target: str) -> dict[tuple[str, str], Record] | Failed:
-    """The model lowered for a runtime, by node, or why it is not."""
+    """The records of lowering for a runtime, or the reason why it fails."""
     try:
         with unlogged():
             ready, remaining = prepared(document.again(), _for_target(options, target))
@@ -300,7 +300,7 @@ def _for_target(options: Options, target: str) -> Options:
 
 
 def _mends(document: Document, options: Options, trials: Mapping[str, object]) -> dict[str, str]:
-    """What would mend a refused lowering, by runtime; runtimes that refuse for one reason share the answer."""
+    """The options that would make a refused lowering work, by runtime; equal reasons share a trial."""
     answers: dict[str, str] = {}
     mends: dict[str, str] = {}
     for target, refusal in trials.items():

@@ -26,7 +26,7 @@ LETTERS = {"seq_length": "T", "batch_size": "N", "input_size": "I", "hidden_size
 
 
 def render(report: Report) -> str:
-    """Raises RnnLowerError when the packages of the extra `report` are not installed."""
+    """The page. Raises RnnLowerError if the packages of the extra `report` are not installed."""
     try:
         import jinja2  # only those who write pages need it
     except ImportError:

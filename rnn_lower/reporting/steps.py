@@ -25,7 +25,7 @@ LONG_RUN = 1
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """Of one value: the largest absolute difference at each time step; inf where only one side is finite.
+    """The largest absolute difference of one value per time step; inf if only one side is finite.
 
     largest: the largest absolute value of what was expected, over all steps.
     """
@@ -41,7 +41,7 @@ class Steps:
 
 @dataclasses.dataclass(frozen=True)
 class OverTime:
-    """nodes: recurrent nodes in the main graph, by name and path.  outputs: those with the time among their axes.
+    """nodes: recurrent nodes of the main graph, by name and path.  outputs: model outputs with a time axis.
 
     inputs: with which both models ran.
     """
@@ -52,7 +52,7 @@ class OverTime:
 
 
 def by_time_step(original: Path, lowered: Path, inputs: Any = None, seed: int = 0) -> OverTime:
-    """Run both models once. inputs: as for `rnn_lower.check`. Raises RnnLowerError when the models do not run."""
+    """Run both models once. inputs: as for `rnn_lower.check`. Raises RnnLowerError if the models do not run."""
     before, after = files.load(original), files.load(lowered)
     nodes = [
         node for node in checker.ModelPair(before, after).nodes if node.path == "main graph" and "Y" in node.outputs
@@ -82,7 +82,7 @@ def _candidates(pair: checker.ModelPair, lowered: Document, inputs: Any, seed: i
 
 
 def _with_outputs(document: Document, nodes: Sequence[RecurrentNode]) -> Document:
-    """The model with what each node gives at every step among its outputs."""
+    """The model with the per-step results of each node as additional outputs."""
 
     def change(proto: onnx.ModelProto) -> None:
         there = {value.name for value in proto.graph.output}
@@ -95,7 +95,7 @@ def _with_outputs(document: Document, nodes: Sequence[RecurrentNode]) -> Documen
 
 
 def _time_axes(document: Document, nodes: Sequence[RecurrentNode]) -> Mapping[str, int]:
-    """Outputs that declare an axis of a name that is the sequence length of a recurrent node -> that axis."""
+    """The time axis of each output that declares a recurrent node's symbolic sequence length."""
     names = {node.seq_length for node in nodes if isinstance(node.seq_length, str)}
     axes_of_outputs = {}
     for value in document.proto.graph.output:

@@ -122,7 +122,7 @@ def _in_child(work: Callable[[], bytes]) -> bytes:
 
 
 def _work(work: Callable[[], bytes], reader: int, writer: int) -> None:
-    """All that a child does."""
+    """The main function of a child."""
     os.close(reader)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # an assertion says so on stderr before it aborts
     signal.signal(STOP, signal.default_int_handler)
@@ -139,7 +139,7 @@ def _flush() -> None:
 
 
 def _stop(child: int) -> None:
-    """End a child whose parent was told to stop: as the parent, so that it tidies up; if that takes long, at once."""
+    """End a child whose parent was told to stop: by a signal on which it cleans up, or, after a while, by SIGKILL."""
     if not child:
         return
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
@@ -153,7 +153,7 @@ def _stop(child: int) -> None:
 
 
 def _picklable(error: Exception) -> Exception:
-    """An error as it is where it can be handed over."""
+    """The error if it can be pickled, else a substitute."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # whatever its class makes of it

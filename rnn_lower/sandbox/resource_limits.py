@@ -77,7 +77,7 @@ def _ask_child(function: Callable[..., Any], arguments: tuple[Any, ...], seconds
 
 @contextlib.contextmanager
 def one_child() -> Iterator[None]:
-    """All limited work of this thread is done by one child, which ends with the outermost of these."""
+    """Use one child for all limited work of this thread until the outermost of these blocks ends."""
     _HERE.depth += 1
     try:
         yield
@@ -96,7 +96,7 @@ def close() -> None:
 
 
 class _Here(threading.local):
-    """Of each thread, and each process: a fork is not the parent of its parent's child."""
+    """The state of each thread and process: a fork is not the parent of its parent's child."""
 
     def __init__(self) -> None:
         self.child: _Child | None = None
@@ -109,7 +109,7 @@ class _Here(threading.local):
 
 
 class _Child:
-    """A process that does one piece of work after the other."""
+    """A child process that runs one task after another."""
 
     def __init__(self) -> None:
         self.line, theirs = _line()
@@ -121,7 +121,7 @@ class _Child:
             raise
 
     def answer(self, work: bytes, deadline: float) -> bytes:
-        """What the child answers. Raises EOFError where it dies of the work, or is not done by the deadline."""
+        """The answer of the child. Raises EOFError if the child dies or misses the deadline."""
         try:
             _send(self.line, work)
             return _received(self.line, deadline)
@@ -129,7 +129,7 @@ class _Child:
             raise EOFError from None
 
     def end(self) -> None:
-        """At once: there is nothing that it could leave half done."""
+        """Kill the child at once; it has nothing to clean up."""
         self.line.close()
         with contextlib.suppress(ChildProcessError):  # whoever ignores SIGCHLD, or has waited for all, has none
             if not os.waitpid(self._process, os.WNOHANG)[0]:
@@ -149,7 +149,7 @@ def _child() -> _Child:
 
 
 def _serve(line: socket.socket) -> None:
-    """All that a child does."""
+    """The main function of a child."""
     _let_go(line.fileno())
     while True:  # until the parent closes its end
         function, arguments, seconds, size = pickle.loads(_received(line))
@@ -169,7 +169,7 @@ def _answer_of(function: Callable[..., Any], arguments: tuple[Any, ...]) -> byte
 
 
 def _let_go(line: int) -> None:
-    """Of what is the parent's: signals, and open files, for whose end others may wait."""
+    """Release the parent's signal handlers and open files, whose end others may wait for."""
     signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals() - {getattr(signal, name) for name in HEARD})
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -182,7 +182,7 @@ def _let_go(line: int) -> None:
 
 
 def _limit(seconds: int, size: int) -> None:
-    """Counted from now on."""
+    """Set the limits, counted from now on."""
     with contextlib.suppress(OSError, ValueError):  # not every system knows them
         spent = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2])) + 1
         _at_most(resource.RLIMIT_CPU, spent + seconds)
@@ -196,7 +196,7 @@ def _at_most(kind: int, wanted: int) -> None:
 
 
 def _line() -> tuple[socket.socket, socket.socket]:
-    """Both ends of one, neither in the place of a stream that is closed: others print there."""
+    """Both ends of a pipe, not at the numbers of closed standard streams."""
     first, second = socket.socketpair()
     with first, second:
         return _moved(first), _moved(second)
@@ -207,7 +207,7 @@ def _moved(end: socket.socket) -> socket.socket:
 
 
 def _send(line: socket.socket, content: bytes) -> None:
-    """Quietly: whoever has SIGPIPE end the process does not mean this line."""
+    """Send bytes without raising SIGPIPE, which would end the process."""
     waiting = memoryview(_LENGTH.pack(len(content)) + content)
     while waiting:
         waiting = waiting[line.send(waiting, getattr(socket, "MSG_NOSIGNAL", 0)) :]
@@ -231,7 +231,7 @@ def _exactly(line: socket.socket, count: int, deadline: float | None) -> bytes:
 
 
 def _is_ready(line: socket.socket, deadline: float) -> bool:
-    """Whether there is something to read before the deadline."""
+    """Whether data arrives before the deadline."""
     poll = select.poll()
     poll.register(line, select.POLLIN)
     return bool(poll.poll(max(0, 1000 * (deadline - time.monotonic()))))

@@ -55,18 +55,18 @@ class ShapeInfo:
         return outline_of(self._model) if self._given is None else self._given
 
     def inferred_now(self) -> ShapeInfo:
-        """The same, inferred now: from here on the model may change, and what was in it is still known."""
+        """A ShapeInfo with inference done, so that it stays valid for existing values while the model changes."""
         _ = self.symbols, self._inferred
         return self
 
     def verified_shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
-        """The same without the names of sizes that are only declared."""
+        """The shape without symbolic names that are only declared."""
         if known(value) is not None or value in self._inputs or value.is_initializer():
             return self.shape(value)
         return self._inferred_shape(value)
 
     def shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
-        """Sizes of the axes: an int, the name of a symbolic size, or None; None when even the rank is unknown."""
+        """The shape: an int, a symbolic name, or None per axis; None if the rank is unknown."""
         constant = known(value)
         if constant is not None:  # before what is declared of it, which may be something else
             return constant.shape
@@ -81,7 +81,7 @@ class ShapeInfo:
         return tuple(name if new is None else new for new, name in zip(inferred, names, strict=True))
 
     def verified_dims(self, value: ir.Value) -> tuple[Dim, ...]:
-        """The sizes that inference finds, else the declared ones without numbers that nothing verifies."""
+        """The inferred sizes, else the declared ones without unverified numbers."""
         declared = tuple(map(plain_dim, value.shape or ()))
         verified = self.verified_shape(value)
         if verified is not None and len(verified) != len(declared):
@@ -102,7 +102,7 @@ class ShapeInfo:
         return None if info is None else sizes_of(info)
 
     def conflicting_values(self) -> Iterator[ir.Value]:
-        """Values whose declared sizes or ranks are impossible."""
+        """The values with impossible declared sizes or ranks."""
         for graph, proto in _same_graphs(self._model.graph, self._outline.graph):
             infos = self._inferred.get(graph, {})
             open_ = [info for info in proto.value_info if info != infos.get(info.name)]
@@ -120,7 +120,7 @@ class ShapeInfo:
         return {dim for dim in dims if isinstance(dim, str)} - {*NO_NAMES}
 
     def folded_sizes(self, node: ir.Node, layout: int) -> dict[str, int]:
-        """seq_length and batch_size of a recurrent node as far as folding constants tells them; it takes its time."""
+        """seq_length and batch_size of a recurrent node from constant folding, which is slow."""
         shape = self._folded.get(node)
         if shape is None:
             return {}
@@ -140,7 +140,7 @@ class ShapeInfo:
         return dict(zip(ours, shapes, strict=True)) if len(ours) == len(shapes) else {}
 
     def dtype(self, value: ir.Value) -> ir.DataType | None:
-        """Element type, or None when unknown."""
+        """The element type, or None if unknown."""
         constant = known(value)
         if constant is not None or value.dtype is not None:
             return value.dtype if constant is None else constant.dtype
@@ -152,7 +152,7 @@ class ShapeInfo:
         return ir.DataType(inferred) if inferred else None
 
     def kind(self, value: ir.Value) -> str | None:
-        """The type as schemas write it, say tensor(float) or seq(tensor(int64)); None when unknown."""
+        """The type in the notation of schemas, such as tensor(float) or seq(tensor(int64)); None if unknown."""
         if value.type is not None and not isinstance(value.type, ir.TensorType):
             return _kind_of(ir.serde.serialize_type(value.type))
         dtype = self.dtype(value)
@@ -162,7 +162,7 @@ class ShapeInfo:
         return None if info is None else _kind_of(info.type)
 
     def is_provided(self, value: ir.Value) -> bool:
-        """Whether the callers of a function pass a parameter at all; what is no parameter is there."""
+        """Whether the callers of a function pass a parameter; true for other values."""
         if value not in self._arguments:
             return True
         passed = {argument is not None and self.is_provided(argument) for argument in self._arguments[value]}
@@ -174,7 +174,7 @@ class ShapeInfo:
         return passed != {False}
 
     def _argument_dtype(self, value: ir.Value) -> ir.DataType | None:
-        """Functions declare no types: they have those of what is passed, which must be the same at every call."""
+        """The element type of a function parameter: that of the arguments, which must be the same at every call."""
         dtypes = {self.dtype(argument) for argument in self._arguments[value] if argument is not None} - {None}
         if len(dtypes) > 1:
             names = " and ".join(sorted(dtype.name for dtype in dtypes if dtype is not None))
@@ -186,7 +186,7 @@ class ShapeInfo:
 
     @functools.cached_property
     def _arguments(self) -> dict[ir.Value, list[ir.Value | None]]:
-        """Parameters of functions -> what each call passes, None where it passes nothing."""
+        """The arguments of each call by function parameter; None for absent ones."""
         arguments: dict[ir.Value, list[ir.Value | None]] = {}
         for node, _ in nodes(self._model):
             function = self._model.functions.get(node.op_identifier())
@@ -196,7 +196,7 @@ class ShapeInfo:
         return arguments
 
     def _inferred_shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
-        """As inferred, but for the names that inference makes up for what it cannot tell."""
+        """The inferred shape, without the names that inference invents for unknown sizes."""
         info = self._inferred_info(value)
         dims = None if info is None else protobuf.dims_of(info)
         if dims is None:
@@ -204,7 +204,7 @@ class ShapeInfo:
         return tuple(dim if isinstance(dim, int) or dim in self.symbols else None for dim in dims)
 
     def _inferred_dtype(self, value: ir.Value) -> int:
-        """The number of the element type, 0 where it is unknown."""
+        """The number of the element type, or 0."""
         info = self._inferred_info(value)
         return 0 if info is None else info.type.tensor_type.elem_type
 
@@ -213,7 +213,7 @@ class ShapeInfo:
 
     @property
     def _inferred(self) -> _Inferred:
-        """By graph and name: what inference finds out with no annotation to lean on, but for sizes computed here.
+        """The inferred values by graph and name; inference ignores annotations, except sizes that are computed here.
 
         onnx's inference stops where a model computes the sizes of a Reshape itself. These are computed here from what
         inference has found so far, and inference goes on from there.
@@ -230,7 +230,7 @@ class ShapeInfo:
         return self._found
 
     def _hints(self) -> dict[str, tuple[int, Sequence[Dim]]]:
-        """Shapes of the main graph's values that inference lacks, though the numbers that make them are known."""
+        """Shapes that inference misses although the numbers that determine them are known."""
         hints: dict[str, tuple[int, Sequence[Dim]]] = {}
         for node in self._model.graph:
             if node.op_type not in SHAPES or node.domain not in DEFAULT_DOMAINS:
@@ -246,7 +246,7 @@ class ShapeInfo:
 
     @functools.cached_property
     def _followed(self) -> _Inferred:
-        """The same with the numbers of shapes followed, which is no fact: too much has been wrong with it."""
+        """Inference with data propagation, which has been wrong too often to count as verified."""
         return self._infer(follow=True)
 
     def _infer(self, follow: bool, hints: Shapes | None = None) -> _Inferred:
@@ -273,7 +273,7 @@ def _kind_of(proto: onnx.TypeProto) -> str | None:
 
 
 def _same_graphs(graph: ir.Graph, proto: onnx.GraphProto) -> Iterator[tuple[ir.Graph, onnx.GraphProto]]:
-    """Both forms of a graph and of every body in it: nodes with bodies stand in the same order in both."""
+    """The pairs of corresponding graphs of two forms of a graph; nodes with bodies have the same order in both."""
     yield graph, proto
     ours = [body for node in graph for _, body in subgraphs(node)]
     theirs = [body for node in proto.node for body in protobuf.graphs_of(node)]
@@ -283,7 +283,7 @@ def _same_graphs(graph: ir.Graph, proto: onnx.GraphProto) -> Iterator[tuple[ir.G
 
 
 def _verdict(declared: onnx.ValueInfoProto, inferred: onnx.ValueInfoProto | None) -> bool | None:
-    """Whether the sizes that are declared are those that were found; None where one of them was not."""
+    """Whether the declared sizes equal the inferred ones; None if one is not inferred."""
     stated, known = sizes_of(declared), None if inferred is None else sizes_of(inferred)
     if stated is None or not any(size is not None for size in stated):
         return True
@@ -296,14 +296,14 @@ def _verdict(declared: onnx.ValueInfoProto, inferred: onnx.ValueInfoProto | None
 
 
 def plain_dim(dim: int | ir.SymbolicDim) -> Dim:
-    """An int, the name of a symbolic size, or None. A negative size is a way of saying that it is unknown."""
+    """An int, a symbolic name, or None; negative sizes count as unknown."""
     if isinstance(dim, int):
         return dim if dim >= 0 else None
     return dim.value
 
 
 def declared_by(shape_info: ShapeInfo) -> Callable[[ir.Value], TensorInfo | None]:
-    """What is known of a value of the model, as constraints read it."""
+    """The facts about a value that constraints read."""
 
     def declared(value: ir.Value) -> TensorInfo | None:
         shape = shape_info.shape(value)

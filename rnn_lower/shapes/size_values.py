@@ -19,14 +19,14 @@ _INT, _INTS = ir.AttributeType.INT, ir.AttributeType.INTS
 
 @dataclasses.dataclass(frozen=True)
 class SizeValue:
-    """A tensor of integers of rank 0 or 1 that holds sizes."""
+    """An integer tensor of rank 0 or 1 that contains sizes."""
 
     rank: int
     elements: tuple[Size, ...]
 
     @property
     def numbers(self) -> list[int] | None:
-        """The elements where all of them are known."""
+        """The elements, if all are known."""
         numbers = [element.number for element in self.elements if element.number is not None]
         return numbers if len(numbers) == len(self.elements) else None
 
@@ -36,14 +36,14 @@ Rule = Callable[[ir.Node, Sequence[SizeValue]], SizeValue | None]
 
 
 def constant_sizes(array: np.ndarray) -> SizeValue | None:
-    """What a constant holds, if that may be sizes, which those are not that wrap around at 128."""
+    """The sizes in a constant, or None; 8-bit integers, which wrap around at 128, are no sizes."""
     if array.dtype not in (np.int32, np.int64, np.bool_) or array.ndim > 1 or array.size > LONGEST:
         return None
     return SizeValue(array.ndim, tuple(size(int(number)) for number in array.ravel()))
 
 
 def computed_sizes(node: ir.Node, operands: Operands, unknown: Callable[[int], Size] | None = None) -> SizeValue | None:
-    """What a node makes of sizes, where it is known.
+    """The sizes that a node computes from sizes, or None.
 
     unknown: a symbol of its own for what arithmetic cannot tell, without which the whole is not known then.
     """
@@ -64,7 +64,7 @@ def computed_sizes(node: ir.Node, operands: Operands, unknown: Callable[[int], S
 
 
 def shape_sizes(node: ir.Node, shape: Sequence[Size]) -> SizeValue:
-    """What a Shape makes of a shape."""
+    """The result of a Shape node."""
     start, end = (get_attribute(node, name, _INT, default) for name, default in (("start", 0), ("end", None)))
     return SizeValue(1, tuple(shape[slice(start, end)]))
 
@@ -76,7 +76,7 @@ def _cast(node: ir.Node, operands: Sequence[SizeValue]) -> SizeValue | None:
 
 
 def _unsqueezed(_: ir.Node, operands: Sequence[SizeValue]) -> SizeValue | None:
-    """One number as a list; a list in a list is no list of sizes."""
+    """A scalar as a list; None for a list."""
     return None if operands[0].rank else SizeValue(1, operands[0].elements)
 
 
@@ -85,7 +85,7 @@ def _squeezed(_: ir.Node, operands: Sequence[SizeValue]) -> SizeValue | None:
 
 
 def _reshaped(node: ir.Node, operands: Sequence[SizeValue]) -> SizeValue | None:
-    """One number as it is, or as a list; a list as it is."""
+    """A Reshape of a scalar or list of sizes."""
     data = operands[0].elements
     target = operands[1].numbers if len(operands) > 1 else get_attribute(node, "shape", _INTS, None)
     if operands[0].rank and target in ([-1], [len(data)]):
@@ -118,7 +118,7 @@ def _sliced(node: ir.Node, operands: Sequence[SizeValue]) -> SizeValue | None:
 
 
 def _broadcast(operands: Sequence[SizeValue]) -> tuple[int, Iterable[tuple[Size, ...]]]:
-    """The rank, and tuples of elements. Raises ValueError where they do not match."""
+    """The rank, and tuples of elements. Raises ValueError if the lengths do not match."""
     counts = {len(operand.elements) for operand in operands}
     count = next(iter(counts - {1}), 1)
     columns = (operand.elements * (count if len(operand.elements) == 1 else 1) for operand in operands)
@@ -126,7 +126,7 @@ def _broadcast(operands: Sequence[SizeValue]) -> tuple[int, Iterable[tuple[Size,
 
 
 def _elementwise(function: Callable[..., Size | None], inputs: int = 2) -> Rule:
-    """Of operands that are broadcast; None where it is not known of one element."""
+    """An elementwise function of broadcast operands; None if unknown for one element."""
 
     def computed(_: ir.Node, operands: Sequence[SizeValue]) -> SizeValue | None:
         rank, columns = _broadcast(operands)
@@ -155,7 +155,7 @@ def _negated(a: Size) -> Size:
 
 
 def _extreme(smallest: bool) -> Callable[[Size, Size], Size | None]:
-    """The smaller or the larger of two sizes that grow alike."""
+    """The minimum or maximum of two sizes with the same growth."""
 
     def choose(a: Size, b: Size) -> Size | None:
         cut = a.is_cut or b.is_cut
@@ -189,7 +189,7 @@ def _remainder(a: Size, b: Size) -> Size | None:
 
 
 def _equal(a: Size, b: Size) -> Size | None:
-    """A size that is not known is not negative, and may be anything else."""
+    """Equality of sizes; an unknown size is at least 0."""
     if a == b and not a.is_cut:
         return ONE
     if a.is_cut or b.is_cut or any(symbol.startswith(UNKNOWN) for operand in (a, b) for symbol in operand.of):
@@ -204,7 +204,7 @@ def _choose(which: Size, yes: Size, no: Size) -> Size | None:
 
 
 def _filled(node: ir.Node, operands: Sequence[SizeValue]) -> SizeValue | None:
-    """As many of one number as a constant says."""
+    """A list of one number, with a constant length."""
     count, value = operands[0].numbers, get_attribute(node, "value", ir.AttributeType.TENSOR, None)
     if count is None or len(count) != 1 or count[0] > LONGEST:
         return None

@@ -31,24 +31,24 @@ class Size:
 
     @property
     def number(self) -> int | None:
-        """The size where it is known."""
+        """The number, if known."""
         return int(self.times) if not self.of and self.times.denominator == 1 else None
 
     @property
     def is_timed(self) -> bool:
-        """Whether it depends on the length of the stream."""
+        """Whether the size depends on the stream length."""
         return any(symbol.startswith(TIME) for symbol in self.of)
 
     @property
     def is_cut(self) -> bool:
-        """Whether it is the number of frames of a stream that has fewer than a run over the whole."""
+        """Whether the size counts fewer frames than a run over the whole sequence has."""
         return any(symbol.startswith(TIME) and symbol.endswith(CUT) for symbol in self.of)
 
     def __mul__(self, factor: Size) -> Size:
         return Size(self.times * factor.times, tuple(sorted((*self.of, *factor.of))))
 
     def over(self, divisor: Size) -> Size | None:
-        """The quotient where it is a size again: a whole number of what is left of the symbols."""
+        """The quotient, if it is a whole number times the remaining symbols."""
         symbols = list(self.of)
         for symbol in divisor.of:
             if symbol not in symbols:
@@ -60,7 +60,7 @@ class Size:
         return quotient if quotient.is_timed or quotient.times.denominator == 1 else None
 
     def at(self, symbols: Mapping[str, int]) -> int:
-        """The number when its symbols are these."""
+        """The number for these values of the symbols."""
         return int(self.times * math.prod(symbols[symbol] for symbol in self.of))
 
 
@@ -75,7 +75,7 @@ _FRAMES = re.compile(rf"{TIME}(?:\?(-?\d+(?:/\d+)?)([+-]\d+)|([+-]\d+) of (\d+(?
 
 
 def frames(times: Fraction, more: int = 0, cut: bool = False) -> Size:
-    """How many frames a value has: times * TIME + more, which stand in a symbol unless that is a product.
+    """The size times * TIME + more, as a product or as a symbol.
 
     cut: the stream has no more, but a run over the whole has, so that nothing is known of their number there.
     """
@@ -83,12 +83,12 @@ def frames(times: Fraction, more: int = 0, cut: bool = False) -> Size:
 
 
 def computed(times: Fraction, more: int, cut: bool = False) -> Size:
-    """The same as computed from other sizes, so that no value need have as many frames in each chunk."""
+    """The size marked as computed, so that chunks need not have this many frames."""
     return size(f"{UNKNOWN}{times}{more:+d}{CUT * cut}") if times else size(more)
 
 
 def linear(dim: Size, in_stream: bool = False) -> tuple[Fraction, int] | None:
-    """The times and more of a size that is times * TIME + more in a run over the whole; None of any other.
+    """The pair (times, more) of a size times * TIME + more over the whole sequence; else None.
 
     in_stream: of the frames that a stream has, which may be fewer.
     """
@@ -108,7 +108,7 @@ def product(sizes: Iterable[Size]) -> Size:
 
 
 def broadcast(sizes: Iterable[Size], otherwise: str) -> Size:
-    """What sizes of one axis come to when they are broadcast, else a symbol of its own."""
+    """The broadcast of sizes of one axis, or a new symbol."""
     wide = {dim for dim in sizes if dim != ONE}
     if len(wide) <= 1:
         return next(iter(wide), ONE)

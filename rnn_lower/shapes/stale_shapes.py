@@ -15,7 +15,7 @@ logger = logging.getLogger("rnn_lower")
 
 
 def unverified_values(consumed: Sequence[ir.Value], shape_info: ShapeInfo) -> dict[ir.Value, None]:
-    """Values, and what those of unknown sizes are computed from: a false size of one is inferred of the next."""
+    """The values, and those that values of unknown size depend on, because inference propagates false sizes."""
     waiting, seen = list(consumed), dict[ir.Value, None]()
     while waiting:
         value = waiting.pop()
@@ -31,7 +31,7 @@ def unverified_values(consumed: Sequence[ir.Value], shape_info: ShapeInfo) -> di
 
 
 def verified_fixed_shapes(model: ir.Model, shape_info: ShapeInfo) -> dict[ir.Value, ir.Shape]:
-    """Values of which `dims` has made a size a number, so that runtimes would believe all: what is certain of them."""
+    """The verified shapes of values whose symbolic sizes became numbers through `dims`."""
     return {value: ir.Shape(shape_info.verified_dims(value)) for value in model.meta.get(FIXED, ())}
 
 
@@ -46,7 +46,7 @@ def warn_of_output(value: ir.Value, declared_shape: ir.Shape, shape: ir.Shape) -
 
 
 def declared_in(value: ir.Value, scopes: Sequence[Scope]) -> Iterator[ir.Graph | ir.Function | None]:
-    """Where sizes of a value may be declared: its own graph, and those of the scopes that take it from around them."""
+    """The graphs that may declare sizes of a value: its own, and inner ones that capture it."""
     owner, users = owner_of(value), {user.graph for user, _ in value.uses()}
     yield owner
     for scope in scopes if users - {owner} else ():
@@ -55,7 +55,7 @@ def declared_in(value: ir.Value, scopes: Sequence[Scope]) -> Iterator[ir.Graph |
 
 
 def reshaped(values: Iterable[ir.Value]) -> Iterator[ir.Value]:
-    """What only changes the shape of values: onnxruntime makes one Reshape of several in a row, to what is declared."""
+    """The reshaped copies of values; onnxruntime merges consecutive Reshapes and trusts the declared shape."""
     waiting = list(values)
     while waiting:
         for user, index in waiting.pop().uses():
@@ -65,7 +65,7 @@ def reshaped(values: Iterable[ir.Value]) -> Iterator[ir.Value]:
 
 
 def shapes_of_bodies(consumed: Iterable[ir.Value]) -> Iterator[tuple[ir.Value, ir.Graph]]:
-    """What the bodies of nodes on which values depend take and give: what is declared of it is believed of results."""
+    """The inputs and outputs of bodies that values depend on, because runtimes trust their declared shapes."""
     waiting, seen = list(consumed), set()
     while waiting:
         producer = waiting.pop().producer()

@@ -20,7 +20,7 @@ def evaluate(
     nodes: Iterable[onnx.NodeProto], feeds: Mapping[str, np.ndarray], wanted: Sequence[str],
     imports: Iterable[onnx.OperatorSetIdProto],
 ) -> list[np.ndarray]:  # fmt: skip
-    """The wanted values. given: by name, all that the nodes read. Raises whatever the evaluator stumbles over."""
+    """The wanted values. feeds: all values that the nodes read, by name. Raises the errors of the evaluator."""
     inputs, outputs = ([onnx.ValueInfoProto(name=name) for name in names] for names in (feeds, wanted))
     graph = onnx.helper.make_graph(list(nodes), "evaluated", inputs, outputs)
     model = onnx.helper.make_model(graph, opset_imports=list(imports))
@@ -28,7 +28,7 @@ def evaluate(
 
 
 def evaluate_node(node: ir.Node, operands: Sequence[np.ndarray | None], opset: int) -> list[np.ndarray]:
-    """The outputs of one node that have names. operands: in the order of its inputs, None for one that is absent."""
+    """The named outputs of one node. operands: in input order, None for absent ones."""
     names = [f"in{index}" if operand is not None else "" for index, operand in enumerate(operands)]
     proto = ir.to_proto(node)
     proto.input[:] = names
@@ -38,7 +38,7 @@ def evaluate_node(node: ir.Node, operands: Sequence[np.ndarray | None], opset: i
 
 
 def evaluator(model: onnx.ModelProto, operators: Iterable[type] = ()) -> ReferenceEvaluator:
-    """For a model, which is changed: an output that nobody wants gets a name.
+    """An evaluator for a model; gives unnamed outputs a name in place.
 
     Without one, onnx 1.23 passes it to every later node that is not given some optional input. operators: in place of
     onnx's own.

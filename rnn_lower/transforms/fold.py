@@ -78,7 +78,7 @@ def _fold_here(model: ir.Model) -> None:
 
 @contextlib.contextmanager
 def _silent(logger: logging.Logger) -> Iterator[None]:
-    """Without what somebody else's logger warns of: nodes that it leaves alone, which is no news here."""
+    """Suppress the optimizer's warnings about nodes that it does not fold."""
     before, logger.disabled = logger.disabled, True
     try:
         yield
@@ -126,7 +126,7 @@ def _without_declared_shapes(model: ir.Model) -> Iterator[None]:
 
 
 def _is_small(node: ir.Node) -> bool | None:
-    """Whether to fold a node that onnxscript leaves alone: one that makes few elements of constants.
+    """Whether to fold a node that onnxscript skips: one that computes few elements from constants.
 
     False where its evaluator is wrong: a Slice backwards from before the first element.
     """
@@ -145,12 +145,12 @@ def _is_small(node: ir.Node) -> bool | None:
 
 
 def _makes_size(node: ir.Node) -> bool | None:
-    """The same where all weights are away, so that what is left is small."""
+    """Whether to fold a node of a model without weights, whose values are all small."""
     return False if _is_backwards(node) else True if node.op_type in SMALL else None
 
 
 def _is_backwards(node: ir.Node) -> bool:
-    """Whether a Slice goes backwards from before the first element, which the text takes for the first."""
+    """Whether a Slice with a negative step starts before the first element, which ONNX clamps to it."""
     held = [known_tensor(value) for value in node.inputs] if node.op_type == "Slice" else []
     if len(held) < 5 or None in held:
         return False
@@ -170,7 +170,7 @@ def _complete(model: ir.Model) -> None:
 
 
 def folded_shapes(outline: onnx.ModelProto) -> list[tuple[int | None, ...] | None]:
-    """The shape of X of each recurrent node, in the order of `recurrent_nodes`, as far as folding tells it.
+    """The shape of X of each recurrent node, in the order of `recurrent_nodes`, from constant folding.
 
     outline: what it is called with stays as it is. A node in a function has the shape that all its calls agree on.
     """

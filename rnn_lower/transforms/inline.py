@@ -56,7 +56,7 @@ def _own_outputs(function: onnx.FunctionProto) -> None:
 
 
 def _calls(functions: Iterable[onnx.FunctionProto]) -> dict[Name, set[Name]]:
-    """Of which operators, functions among them, the nodes of each function are."""
+    """The operators and functions that each function calls."""
     called: dict[Name, set[Name]] = {}
     for function in functions:
         nodes = (node for body in protobuf.graphs_in(function) for node in body.node)
@@ -65,7 +65,7 @@ def _calls(functions: Iterable[onnx.FunctionProto]) -> dict[Name, set[Name]]:
 
 
 def _staying(model: onnx.ModelProto) -> set[Name]:
-    """Functions of another opset than the model's, and all that they call."""
+    """The functions with another opset than the model, and all functions that they call."""
     imports, calls, staying = _imports(model), _calls(model.functions), set()
     for function in model.functions:
         if any(imports.get(domain, version) != version for domain, version in _imports(function).items()):
@@ -90,7 +90,7 @@ def _outermost(model: onnx.ModelProto) -> set[Name]:
 
 
 def _say_defaults(model: onnx.ModelProto, names: set[Name]) -> None:
-    """At the calls of some functions, which are in no function."""
+    """Set the default attributes at the calls of these functions, outside of other functions."""
     defaults = {(*_key(f), f.overload): [*f.attribute_proto] for f in model.functions if _key(f) in names}
     for node in (node for body in protobuf.graphs_in(model.graph) for node in body.node):
         present = {attribute.name for attribute in node.attribute}

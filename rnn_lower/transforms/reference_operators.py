@@ -10,7 +10,7 @@ from onnx.reference.ops import op_loop
 
 
 class Loop(op_loop.Loop):  # type: ignore[misc]  # onnx gives it no types
-    """That of onnx 1.23 strings results together, which the text stacks, and takes an absent condition for false."""
+    """Loop: onnx 1.23 concatenates scan outputs instead of stacking them, and treats a missing condition as false."""
 
     def _run(
         self, trips: Any, going: Any, *carried: Any, context: Any = None, body: Any = None, attributes: Any = None,
@@ -28,7 +28,7 @@ class Loop(op_loop.Loop):  # type: ignore[misc]  # onnx gives it no types
 
 
 class Slice(OpRun):  # type: ignore[misc]
-    """That of onnx 1.23 gives nothing for a start before the first element going backwards, which the text clamps."""
+    """Slice: onnx 1.23 returns nothing for a negative step from before the first element, which ONNX clamps."""
 
     def _run(
         self, x: Any, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None

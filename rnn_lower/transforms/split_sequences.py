@@ -15,7 +15,7 @@ def has_sequences(model: ir.Model) -> bool:
 
 
 def without_sequences(model: ir.Model) -> None:
-    """Take each part of a SplitToSequence by a Slice, where all parts and their sizes are constants."""
+    """Replace reads of a SplitToSequence with Slices, if all indices and sizes are constant."""
     for node in [node for node, _ in nodes(model) if node.op_type == "SplitToSequence"]:
         users = [user for user, _ in node.outputs[0].uses()]
         sizes = known_tensor(node.inputs[1]) if len(node.inputs) > 1 else None
@@ -44,7 +44,7 @@ def without_sequences(model: ir.Model) -> None:
 
 
 def _bounds(sizes: np.ndarray, index: int) -> tuple[int, int]:
-    """Where a part starts and ends; below 0 for a part that is counted from the end, or is none."""
+    """The start and end of a part; negative if counted from the end."""
     if not sizes.ndim:
         return index * int(sizes), (index + 1) * int(sizes)
     edges = [0, *itertools.accumulate(map(int, sizes))]

@@ -68,7 +68,7 @@ def outline_of(model: ir.Model) -> onnx.ModelProto:
 
 
 def without_annotations(proto: onnx.ModelProto, hints: Shapes | None = None) -> onnx.ModelProto:
-    """A copy in which, but for functions, only inputs and initializers of the main graph say their shape.
+    """A copy in which only inputs and initializers of the main graph and functions declare shapes.
 
     What an initializer holds is no fact either where the caller may give something else for it. hints: certain shapes.
     """
@@ -131,7 +131,7 @@ def _strict_inference(proto: onnx.ModelProto) -> bytes:
 
 
 def sizes_of(info: onnx.ValueInfoProto) -> list[int | None] | None:
-    """The sizes of a value as far as they are numbers; None where not even the rank is known."""
+    """The sizes of a value that are numbers, None for others; None if the rank is unknown."""
     dims = protobuf.dims_of(info)
     return None if dims is None else [dim if isinstance(dim, int) else None for dim in dims]
 
@@ -151,14 +151,14 @@ def _outlined(tensor: onnx.TensorProto, folder: Path | None) -> onnx.TensorProto
 
 
 def _outline(name: str, data_type: int, dims: Sequence[int]) -> onnx.TensorProto:
-    """A tensor of which nothing but shape and type is known."""
+    """A tensor with shape and type but without data."""
     text = onnx.TensorProto(name=name, data_type=data_type, dims=dims, data_location=protobuf.EXTERNAL)
     text.external_data.add(key="location", value=NO_FILE)
     return text
 
 
 def _strip(view: onnx.GraphProto | onnx.FunctionProto, folder: Path | None) -> None:
-    """Take out of a copy what is not looked at; `Document.write_back` never looks at what is missing here."""
+    """Remove parts of a copy that lowering does not read; `Document.write_back` never reads them either."""
     values = [*view.value_info, *([] if isinstance(view, onnx.FunctionProto) else [*view.input, *view.output])]
     for value in values:
         if value.type.WhichOneof("value") in ("map_type", "opaque_type", "sparse_tensor_type"):
@@ -182,7 +182,7 @@ def _strip(view: onnx.GraphProto | onnx.FunctionProto, folder: Path | None) -> N
 
 
 def _is_unseen(attribute: onnx.AttributeProto) -> bool:
-    """Whether onnx_ir does not read it in every case: of some types, or of text that is none."""
+    """Whether onnx_ir may fail to read an attribute: certain types, or invalid text."""
     try:
         for text in (attribute.s, *attribute.strings):
             text.decode()
