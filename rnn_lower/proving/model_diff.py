@@ -38,12 +38,12 @@ def only_recurrent_nodes_changed(before: Model, after: Model) -> list[str]:
     content, wherever it lies.
     """
     (old, old_folder), (new, new_folder) = before, after
-    foreign = sorted(foreign_declarations(new) - foreign_declarations(old))
+    redeclared = sorted(redeclared_values(new) - redeclared_values(old))
     changed = list(_Diff((old_folder, new_folder), old).messages("", old, without_made_calls(new, old)))
-    return [*changed, *(f"a body declares '{name}', which it does not compute" for name in foreign)]
+    return [*changed, *(f"a body declares '{name}', which it does not compute" for name in redeclared)]
 
 
-def foreign_declarations(model: onnx.ModelProto) -> set[str]:
+def redeclared_values(model: onnx.ModelProto) -> set[str]:
     """Values that a body declares although an outer scope computes them; runtimes believe either declaration."""
     bodies = (graph for holder in protobuf.holders(model) for node in holder.node for graph in protobuf.graphs_of(node))
     return {
