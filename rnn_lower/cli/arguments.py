@@ -165,15 +165,17 @@ def _lower_arguments(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--raise-loops", "raise_loops", action="store_true")
     _option(parser, "--legalize-all", "legalize_all", action="store_true")
     _option(parser, "--dequantize", "dequantize", action="store_true")
-    parser.add_argument(
-        "--check", action="store_true", help="before writing, compare the lowered model with the original"
-    )
-    parser.add_argument(
-        "--prove",
-        action="store_true",
-        help="write the model only if it is proved to compute the same function as the original",
+    _check_and_prove(
+        parser,
+        check="before writing, compare the lowered model with the original",
+        prove="write the model only if it is proved to compute the same function as the original",
     )
     _check_arguments(parser)
+
+
+def _check_and_prove(parser: argparse.ArgumentParser, check: str, prove: str) -> None:
+    parser.add_argument("--check", action="store_true", help=check)
+    parser.add_argument("--prove", action="store_true", help=prove)
 
 
 def _raise_arguments(parser: argparse.ArgumentParser) -> None:
@@ -298,15 +300,10 @@ def _stream_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--delay", action="store_true", help="delay the outputs if nodes look ahead")
     _sizes_and_limits(parser)
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="before writing, compare runs in random chunks with runs of the original on whole sequences",
-    )
-    parser.add_argument(
-        "--prove",
-        action="store_true",
-        help="write the model only if it is proved equal to the original, chunk by chunk",
+    _check_and_prove(
+        parser,
+        check="before writing, compare runs in random chunks with runs of the original on whole sequences",
+        prove="write the model only if it is proved equal to the original, chunk by chunk",
     )
     _runs_and_tolerance(parser)
 
@@ -328,15 +325,10 @@ def _unstream_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--time", metavar="INPUT[AXIS]", help="the axis of the frames; without it, each run is one step"
     )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="before writing, compare runs on random sequences with runs of the original in chunks",
-    )
-    parser.add_argument(
-        "--prove",
-        action="store_true",
-        help="write the model only if it is proved equal to the original in chunks",
+    _check_and_prove(
+        parser,
+        check="before writing, compare runs on random sequences with runs of the original in chunks",
+        prove="write the model only if it is proved equal to the original in chunks",
     )
     _runs_and_tolerance(parser)
 

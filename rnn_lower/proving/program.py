@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.schemas import malformed, schema_of
+from rnn_lower.ir.schemas import malformed, schema_of, unknown_attributes
 from rnn_lower.ir.walk import NODE_MARK, constant, known_tensor, subgraphs
 from rnn_lower.proving.element_types import DType, ElementTypes
 from rnn_lower.proving.emitted import COMPARE, EMITTED
@@ -76,14 +76,13 @@ class Program(Graph):
         schema = schema_of(node.op_type, self.opset)
         if schema is None:
             raise WrongError(f"opset {self.opset} has no {node.op_type}")
-        unknown = sorted(node.attributes.keys() - schema.attributes.keys())
         counts = (
             (schema.min_input, node.inputs, schema.max_input),
             (schema.min_output, node.outputs, schema.max_output),
         )
         wrong = malformed(node, self.opset)
-        if unknown:
-            wrong = f"attribute '{unknown[0]}'"
+        if unknown := unknown_attributes(node, self.opset):
+            wrong = f"attribute '{min(unknown)}'"
         elif not all(least <= len(values) <= most for least, values, most in counts):
             wrong = f"{len(node.inputs)} inputs and {len(node.outputs)} outputs"
         if wrong:

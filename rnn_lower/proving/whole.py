@@ -71,7 +71,7 @@ def prove_whole(
     """
     documents = [Document(inlined(source.embedded())) for source in (before, after)]
     models = [document.model for document in documents]
-    changed = list(_interface(*models))
+    changed = [*_unloadable(*models), *_interface(*models)]
     if changed:
         return Proof((), tuple(changed), whole=True)
     wrong = misdeclared(documents[1].outline)
@@ -106,14 +106,18 @@ def _rows(before: ir.Model, after: ir.Model) -> list[tuple[str, str]]:
     return [(names.get(outs) or next((output for output in outs if output), "") or op, op) for op, outs in chosen]
 
 
-def _interface(before: ir.Model, after: ir.Model) -> Iterator[str]:
-    """The differences between the inputs and outputs of two models, and what keeps only the second from loading."""
+def _unloadable(before: ir.Model, after: ir.Model) -> Iterator[str]:
+    """The faults that keep only the second model from loading."""
     if (after.ir_version or 0) > max(before.ir_version or 0, onnx.IR_VERSION):
         yield f"graph: IR version {after.ir_version} is unknown"
     known = {key for key, _ in _unknown_attributes(before)}
     for (op, name), node in _unknown_attributes(after):
         if (op, name) not in known:
             yield f"{op} '{node.name}' has the unknown attribute '{name}'"
+
+
+def _interface(before: ir.Model, after: ir.Model) -> Iterator[str]:
+    """The differences between the inputs and outputs of two models."""
     for what, old_values, new_values in (
         ("inputs", required_inputs(before), required_inputs(after)),
         ("inputs with defaults", overridable_inputs(before), overridable_inputs(after)),
@@ -174,6 +178,9 @@ class _Comparison:
             raise OutOfScopeError(f"only one outcome of {left[0].op_type} '{left[0].name}' was seen")
         return ""
 
+    def _seen(self) -> int:
+        return sum(map(len, self.outcomes.values()))
+
     def _one_sided(self) -> list[ir.Node]:
         return [node for node, seen in self.outcomes.items() if len(seen) == 1]
 
@@ -198,11 +205,11 @@ class _Comparison:
         compared = sorted(set(compared_numbers(comparing)))[:TRIED_NUMBERS]
         for number, name, draw in itertools.product(compared, self.integers, range(NUMBER_DRAWS)):
             for index, case in enumerate(list(self.ran) or [*cases, *longer]):
-                seen = sum(map(len, self.outcomes.values()))
+                seen = self._seen()
                 if index == 0 and self.count and not self._one_sided():
                     break
                 yield Trial(len(cases) + index, case, draw, {name: number})
-                if index == 0 and self.count and sum(map(len, self.outcomes.values())) == seen:
+                if index == 0 and self.count and self._seen() == seen:
                     break
 
     def _differ(self, trial: Trial) -> str:
@@ -246,9 +253,8 @@ class _Comparison:
         if symbols[0] != symbols[1]:
             raise OutOfScopeError(f"only one of the models has {min(symbols[0] ^ symbols[1])}")
         for value, a, b in zip(self.models[0].graph.outputs, *results, strict=True):
-            empty = (
-                a.size == b.size == 0 and a.ndim == b.ndim
-            )  # after no trips, a Loop does not know the sizes of its steps
+            # Without trips, a Loop does not know the sizes of its steps.
+            empty = a.size == b.size == 0 and a.ndim == b.ndim
             if empty and a.shape != b.shape:
                 self.unsized.add(str(value.name))
             elif not empty:

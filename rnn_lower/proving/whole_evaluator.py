@@ -84,6 +84,7 @@ class WholeEvaluator(ModelInterpreter):
         self._shape_info = document.shape_info
         self._floats: dict[int, tuple[Array, np.ndarray]] = {}
         self._flow = flow
+        self._tables: dict[ir.Node, str] = {}
         self._symbols: dict[int, set[str]] = {}
         self.outcomes: dict[ir.Node, set[bool]] = {}
 
@@ -212,10 +213,19 @@ class WholeEvaluator(ModelInterpreter):
             if is_whole or (is_hard and op in BENDS and not self.lengths):
                 self._watch_elements(node, pairs)
         elif op == "Gather":
-            table = _digest(_attributes(node), [pairs[0][0]])
+            table = self._table(node, pairs[0][0])
             self.field.symbols |= {f"Gather of row {row} ({table})" for row in np.unique(pairs[1][0])}
         elif is_hard:
             self.field.symbols.add(f"{op} of integers ({_digest(_attributes(node), [array for array, _ in pairs])})")
+
+    def _table(self, node: ir.Node, array: Array) -> str:
+        """The digest of the table of a Gather; that of a constant is computed once, not at each step."""
+        value = node.inputs[0]
+        if value not in self._constants:
+            return _digest(_attributes(node), [array])
+        if node not in self._tables:
+            self._tables[node] = _digest(_attributes(node), [array])
+        return self._tables[node]
 
     def _watch_constants(self, arrays: Iterable[Array]) -> None:
         """Record constants of which integers may select some elements, and never others."""
