@@ -79,7 +79,7 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
     unchanged.
     """
     chosen = Options(**options)
-    held = model if isinstance(model, ir.Model) else getattr(model, "model", None)  # as an ONNXProgram holds one
+    held = model if isinstance(model, ir.Model) else getattr(model, "model", None)  # an ONNXProgram has one
     if isinstance(held, ir.Model):
         if chosen.raise_loops:
             raise RnnLowerError(
@@ -172,7 +172,7 @@ def stream(
     A table of rules (docs/streaming.md) proves that every value is computed frame by frame. The first node for which
     the rules cannot prove it raises UnsupportedError. Other errors are the same as for `lower`.
     """
-    from rnn_lower.streaming import stream_model  # for those who stream
+    from rnn_lower.streaming import stream_model  # loaded only for streaming
 
     document, path = files.open_model(model)
     requested = stream_model.StreamOptions(
@@ -203,7 +203,7 @@ def stream_file(
 
     accept: a function that is called with the path of the finished file and the result before the rename.
     """
-    from rnn_lower.streaming import stream_model  # for those who stream
+    from rnn_lower.streaming import stream_model  # loaded only for streaming
 
     document = files.load(source)
     requested = stream_model.StreamOptions(
@@ -227,10 +227,10 @@ def stream_file(
 
 
 def _raised(document: Document, options: Options) -> tuple[Document, Options]:
-    """The document, with loops raised if requested, and the remaining options."""
+    """Return the document, with loops raised if requested, and the remaining options."""
     if not options.raise_loops:
         return document, options
-    from rnn_lower.raising.raise_loops import raise_document  # for those who raise
+    from rnn_lower.raising.raise_loops import raise_document  # loaded only for raising
 
     raised, loops = raise_document(document, options.dims)
     for loop in loops:
@@ -246,7 +246,7 @@ def raise_loops(model: onnx.ModelProto | str | os.PathLike[str], *, dims: Dims |
     The functions and weights of a step suggest a node, and exact arithmetic proves that it is the same function
     (docs/loops.md). A loop for which the proof fails stays unchanged.  dims: sizes to fix first, as for `lower`.
     """
-    from rnn_lower.raising.raise_loops import raise_document  # for those who raise
+    from rnn_lower.raising.raise_loops import raise_document  # loaded only for raising
 
     document, path = files.open_model(model)
 
@@ -265,7 +265,7 @@ def raise_file(
 
     Nothing is written if no loop is replaced.
     """
-    from rnn_lower.raising.raise_loops import raise_document  # for those who raise
+    from rnn_lower.raising.raise_loops import raise_document  # loaded only for raising
 
     document = files.load(source)
 
@@ -287,14 +287,14 @@ def inspect_loops(model: onnx.ModelProto | str | os.PathLike[str], *, dims: Dims
 
     A loop that is proved equal to a recurrent node is listed with this node.  dims: as for `inspect`.
     """
-    from rnn_lower.raising import inspecting  # for those who have loops
+    from rnn_lower.raising import inspecting  # loaded only for loops
 
     document, path = _opened(model, dims)
     return _naming_file(path, lambda: inspecting.inspect_loops(document))
 
 
 def _data_of_source(document: Document, source: Any, destination: Any) -> frozenset[stale_files.Inode]:
-    """The data files of a model that stays."""
+    """Return the data files of a source that is kept."""
     in_place = os.path.realpath(source) == os.path.realpath(output_path.name_of(destination))
     return frozenset() if in_place else files.data_of(document)
 
@@ -314,7 +314,7 @@ def check_streaming(
 
     Lowered recurrent nodes are also compared in exact arithmetic if that is cheap.
     """
-    from rnn_lower.checking import subprocess_run  # onnxruntime is for those who compare
+    from rnn_lower.checking import subprocess_run  # loads onnxruntime
     from rnn_lower.streaming import checking
 
     streamed = result.streamed
@@ -387,8 +387,8 @@ def compare_whole(
     result: Whole, model: Any, check: bool, prove: bool, *, runs: int = 3, seed: int = 0, rtol: float = RTOL,
     atol: float = ATOL,
 ) -> list[CheckReport | StreamProof]:  # fmt: skip
-    """Reports on a result of `unstream` against chunks of its source: from runs, from the proof."""
-    from rnn_lower.checking import subprocess_run  # onnxruntime is for those who compare
+    """Compare a result of `unstream` with chunks of its source; return a report of the runs and one of the proof."""
+    from rnn_lower.checking import subprocess_run  # loads onnxruntime
     from rnn_lower.streaming import checking, proof
 
     (whole, _), reports = files.open_model(model), list[Any]()
@@ -420,7 +420,7 @@ def function_body(
     Raises UnsupportedError for an opset below 9 or an opset with another version, InvalidNodeError for attributes that
     contradict the ONNX specification, and RnnLowerError for unknown names.
     """
-    limit = Options(form=form, op_types=op_type).max_nodes  # which checks them
+    limit = Options(form=form, op_types=op_type).max_nodes  # validates both
     arguments = {"hidden_size": hidden_size, **attributes}
     context = function_bodies.FunctionContext(op_type, version, opset, arguments, inputs, outputs, dtype, seq_length)
     return ir.serde.serialize_function(function_bodies.body(context, form, domain, limit))
@@ -456,7 +456,7 @@ def inspect_file(
 
 
 def _opened(model: Any, dims: Dims | None) -> tuple[Document, str | os.PathLike[str] | None]:
-    """The document of a model that is only read, with its sizes fixed, and its path."""
+    """Return the document of a model that is only read, with its sizes fixed, and its path."""
     document, path = files.open_model(ir.to_proto(model) if isinstance(model, ir.Model) else model)
     if dims:
         document = _naming_file(path, lambda: document.copied().fixed(Options(dims=dims).dims or {}))
@@ -491,7 +491,7 @@ def lint(
             lower_model(again.model, options, again.outline)
 
     def mends() -> dict[str, tuple[str, bool]]:
-        from rnn_lower.raising import inspecting  # for those who have loops
+        from rnn_lower.raising import inspecting  # loaded only for loops
 
         return {
             loop.node: (loop.mend, bool(loop.recognized) or loop.unrolls) for loop in inspecting.inspect_loops(document)
@@ -540,7 +540,7 @@ def check(
     Raises RnnLowerError if a model cannot be read, if no inputs were found with which the original runs, or if the
     runtime has ended its process.
     """
-    from rnn_lower.checking import checker, subprocess_run  # onnxruntime is for those who compare
+    from rnn_lower.checking import checker, subprocess_run  # loads onnxruntime
 
     arguments = (
         original,
@@ -578,7 +578,7 @@ def prove(
     proof = prover.prove_models(original, lowered, points, seed)
     if counterexample is None or proof.ok:
         return proof
-    from rnn_lower.checking import checker, subprocess_run  # onnxruntime is for those who compare
+    from rnn_lower.checking import checker, subprocess_run  # loads onnxruntime
 
     compared = (original, lowered, None, 3, seed, RTOL, ATOL, False, None, counterexample)
     report = subprocess_run.run_guarded(original, None, checker.compare_models, *compared)
@@ -601,7 +601,7 @@ def report(
 
     Raises the errors of `lower`, and RnnLowerError if these packages are missing.
     """
-    from rnn_lower.reporting import gathering  # onnxruntime is for those who compare
+    from rnn_lower.reporting import gathering  # loads onnxruntime
 
     ask = gathering.CheckOptions(inputs, runs, seed, rtol, atol)
     return _of_file(model, lambda: gathering.gather(model, Options(**options), ask))
@@ -620,7 +620,7 @@ def draw(
     Raises the errors of `lower`, and RnnLowerError if no node has this name or the packages of the extra `report` are
     missing.
     """
-    from rnn_lower.reporting import gathering  # onnxruntime is for those who compare
+    from rnn_lower.reporting import gathering  # loads onnxruntime
 
     return _of_file(model, lambda: gathering.draw(model, node, Options(**options)))
 
@@ -630,7 +630,7 @@ def _of_file(model: Any, work: Callable[[], R]) -> R:
 
 
 def _whole(document: Document, dims: Dims | None) -> onnx.ModelProto:
-    """The lowered model, with its weights embedded."""
+    """Return the lowered model with its weights embedded."""
     proto = document.write_back(dims)
     if document.folder is not None:
         protobuf.embed(proto, document.folder)
@@ -638,7 +638,7 @@ def _whole(document: Document, dims: Dims | None) -> onnx.ModelProto:
 
 
 def _naming_file(path: str | os.PathLike[str] | None, work: Callable[[], R]) -> R:
-    """The result of `work`; its errors name the file."""
+    """Return the result of `work`; its errors name the file."""
     try:
         with one_child():
             return work()

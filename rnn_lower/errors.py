@@ -51,9 +51,9 @@ class UnsupportedOpError(UnsupportedError):
 class Requirement:
     """A requirement for lowering a node that is not met.
 
-    what: a sentence.  forms: those that would do without it.  opsets: first and last that would serve.
-    sizes: "seq_length", "batch_size": those that must be known.  nodes: whether it is the limit of emitted nodes.
-    export: what the exporter would have to do, where no option serves.
+    what: a sentence.  forms: those that do not have the requirement.  opsets: the first and last that meet it.
+    sizes: those of "seq_length" and "batch_size" that must be known.  nodes: whether it is the limit of emitted nodes.
+    export: how to export the model differently, if no option helps.
     """
 
     what: str
@@ -81,7 +81,7 @@ _DIM = r"--dim (\S+?)=(\d+|SIZE|N)\b"
 
 
 def for_python(text: str) -> str:
-    """The text with options as keyword arguments instead of flags: form="scan", dims={"T": 5}, fold."""
+    """Return the text with options as keyword arguments instead of flags: form="scan", dims={"T": 5}, fold."""
 
     def dims(found: re.Match[str]) -> str:
         pairs = (f'"{name.strip(chr(39))}": {size}' for name, size in re.findall(_DIM, found[0]))

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 OP_TYPES = ("RNN", "GRU", "LSTM")
 QUANTIZED = "DynamicQuantizeLSTM"
-"""Of onnxruntime (com.microsoft); it counts as an LSTM."""
+"""An operator of onnxruntime (com.microsoft), which counts as an LSTM."""
 FORMS = ("auto", "scan", "loop", "unroll")
 
 RTOL, ATOL = 1e-3, 1e-5
-"""The tolerances of a comparison by default."""
+"""The default tolerances of a comparison."""
 
 Select = Callable[["RecurrentNode"], bool]
 

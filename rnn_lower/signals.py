@@ -9,10 +9,10 @@ import time
 from collections.abc import Collection, Iterator
 
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
-"""Ctrl-C, kill, and a terminal that closes."""
+"""Ctrl-C, kill, and a closed terminal."""
 
 UNDISTURBED = 5.0
-"""Seconds after the first signal in which others are ignored, so that cleaning up can finish."""
+"""Seconds after a signal during which others are ignored, so that cleanup can finish."""
 
 
 def was_stopped(error: BaseException) -> bool:
@@ -22,7 +22,7 @@ def was_stopped(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def stopped_as_by_ctrl_c() -> Iterator[None]:
-    """Raise KeyboardInterrupt for each of the signals. Only in the main thread."""
+    """Raise KeyboardInterrupt for each of the signals; does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -37,7 +37,7 @@ def stopped_as_by_ctrl_c() -> Iterator[None]:
     numbers = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
     before = {number: signal.getsignal(number) for number in numbers}
     for number, handler in before.items():
-        if handler != signal.SIG_IGN:  # nohup has it ignored
+        if handler != signal.SIG_IGN:  # as under nohup
             signal.signal(number, stop)
     try:
         yield

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 UNSOUND = (AttributeError, LookupError, TypeError, ValueError)
-"""Exceptions of code that reads a value which may have any structure."""
+"""Exceptions of code that reads a value of unknown structure."""
 
 
 def loads(text: str | bytes) -> Any:
@@ -20,8 +20,8 @@ def loads(text: str | bytes) -> Any:
 
 
 def plain(path: str | os.PathLike[str]) -> Path:
-    """The path of a file of finite size. Raises OSError for a device or a FIFO, which may never end."""
+    """Return the path of a file of finite size. Raises OSError for a device or a FIFO, which may never end."""
     regular = Path(path)
-    if regular.exists() and not regular.is_file() and not regular.is_dir():  # opening a folder raises by itself
+    if regular.exists() and not regular.is_file() and not regular.is_dir():  # opening a folder fails anyway
         raise OSError(0, "not a file")
     return regular

@@ -25,7 +25,7 @@ LIMITS: Mapping[str, tuple[type, float, float]] = {
 """The type and the range of each numeric argument; none may be infinite."""
 
 LONGEST = {int: 10_000, float: 1000}
-"""Bits of an integer, by the type of the argument: Python prints no longer ones, and converts none to a float."""
+"""The most bits of an integer by argument type: Python does not print longer ones, or convert them to float."""
 
 
 def check_numbers(**numbers: Any) -> None:
@@ -42,7 +42,7 @@ def check_number(name: str, number: Any, kind: type = int, least: float = -math.
     text = f"{name} is {number:g}" if isinstance(number, float) else f"{name} is {number}"
     if number == math.inf:
         raise RnnLowerError(f"{text}; it must be finite")
-    if not number >= least:  # nor NaN
+    if not number >= least:  # rejects NaN, too
         raise RnnLowerError(f"{text}; it must be {least} or more")
     if number > most:
         raise RnnLowerError(f"{text}; it must be at most {most}")

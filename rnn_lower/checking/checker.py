@@ -34,13 +34,13 @@ from rnn_lower.transforms.fold import dead_nodes, is_folded
 from rnn_lower.validation import check_numbers, check_texts
 
 FURTHER_TRIES = 5
-"""How often all kinds of inputs are tried for recurrent nodes that are not proved and have not run."""
+"""Further rounds of all kinds of inputs for recurrent nodes that are not proved and have not run."""
 
 PROOF_SECONDS = 8.0
-"""CPU time for the proofs that come before the runs."""
+"""CPU time for the proofs before the runs."""
 
 INSTEAD = "use --prove, which needs no runtime"
-"""What compares models that onnxruntime cannot run."""
+"""The advice for models that onnxruntime cannot run."""
 
 
 def compare_models(
@@ -76,11 +76,11 @@ def compare_models(
     for index in range(runs):
         compare(*models.run(provided or sampled.candidates(index), sampled.keep))
 
-    def silent() -> list[int]:
+    def unreached() -> list[int]:
         return [index for index in unproved if not node_runs.is_enough(index)]
 
     tries = itertools.chain.from_iterable(sampled.candidates(index) for index in range(runs, runs + FURTHER_TRIES))
-    while silent() and (feeds := next(tries, None)) is not None:
+    while unreached() and (feeds := next(tries, None)) is not None:
         with contextlib.suppress(OriginalFails):
             compare(feeds, models.original_results(feeds), models.lowered_results(feeds))
     varied = is_same or bool(provided) or count == 1 or models.is_constant()
@@ -91,7 +91,7 @@ def compare_models(
     differs = proof is not None and (not proof.changed or not comparison.ok)
     return CheckReport(
         comparison.reports(), models.judge, models.runner, runs, rtol, atol, nothing,
-        unreached=tuple(models.nodes[index].describe() for index in silent()),
+        unreached=tuple(models.nodes[index].describe() for index in unreached()),
         located=proof.differing if proof is not None and differs else (),
         proved=() if proof is None else proof.proved,
         runs_of_unproved=tuple(f"{models.nodes[index].describe()}: {node_runs.describe(index)}" for index in unproved),
@@ -160,7 +160,7 @@ class ModelPair:
                 first_error = first_error or str(failure)
                 continue
             keep(feeds)
-            # Where values overflow, fused kernels go ways of their own; tamer inputs tell more.
+            # If values overflow, native kernels differ from each other; inputs without overflow are better evidence.
             if all(map(_is_finite, expected)) or not all(map(_is_finite, feeds.values())):
                 return feeds, expected, self.lowered_results(feeds)
             overflowed = overflowed or (feeds, expected)
@@ -173,7 +173,7 @@ class ModelPair:
             return f"{ORT} has no operator {self._unknown}, so the original model can be neither run nor checked"
         if "No corresponding Numpy type" in error:
             return f"{ORT} cannot pass an input or output of this type; {INSTEAD}"
-        if self._refused and "Issues with types" in error:  # of the operator, not of the inputs
+        if self._refused and "Issues with types" in error:  # about the operator, not about the inputs
             text = f"{ORT} cannot load the original model ({self._refused})"
             return f"{text}, and the evaluator of onnx cannot run it; use `rnn-lower prove`, which runs neither model"
         wanted = "; ".join(map(_declaration, required_inputs(self.original.model)))
@@ -193,7 +193,7 @@ class ModelPair:
             if (node.name, node.path) not in proved and not remaining & set(_results(node.node))
         ]  # fmt: skip
         live = [index for index in indices if index not in self._dead] if indices else []
-        if live and proof is not None and is_folded(self.lowered.proto):  # which renames nodes of branches
+        if live and proof is not None and is_folded(self.lowered.proto):  # folding renames nodes of branches
             every = len(self.nodes) - len(self._dead)
             return [] if len(proof.nodes) == every and all(node.ok for node in proof.nodes) else live
         return live
@@ -209,7 +209,7 @@ class ModelPair:
         return _downstream(self._plain, set(), recurrent)
 
     def is_constant(self) -> bool:
-        """Whether the outputs to compare depend on no input, so that they are the same in all runs."""
+        """Whether the compared outputs depend on no input, so that they are the same in all runs."""
         fed = _downstream(self._plain, set(required_inputs(self._plain)), set())
         return not (self.touched() or set(self.output_names)) & fed
 
@@ -231,7 +231,7 @@ class ModelPair:
                 self.judge = f"{REFERENCE} (an empty sequence or batch)"
                 self._run_original = open_reference(self.original)
                 results = self._run_original(feeds)
-        except Exception as error:  # runtimes raise whatever they raise
+        except Exception as error:  # runtimes raise exceptions of any type
             raise OriginalFails(one_line(error)) from None
         return results
 

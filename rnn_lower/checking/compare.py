@@ -13,10 +13,10 @@ from rnn_lower.proving.report import OutputReport
 
 
 class Comparison:
-    """Collects the differences per output over several runs.
+    """The largest differences of each output over several runs.
 
-    discrete: whether integers, truth values and texts have to be equal. Where all is proved they need not: only what
-    rounding decides can differ then.
+    discrete: whether integers, booleans and strings must be equal. They need not if all nodes are proved, because then
+    only rounding can make them differ.
     """
 
     def __init__(self, rtol: float, atol: float, discrete: bool = True) -> None:
@@ -29,7 +29,7 @@ class Comparison:
     def nothing_compared(self, touched: set[str], varied: bool) -> str:
         """The reason why agreement would be meaningless, or nothing.
 
-        touched: outputs that recurrent nodes have a part in.  varied: outputs need not differ from run to run.
+        touched: outputs that depend on recurrent nodes.  varied: outputs may be the same in all runs.
         """
         names = touched & self._reports.keys() or self._reports.keys()
         text = "every output" if names == self._reports.keys() else "every output of a recurrent node"
@@ -113,7 +113,7 @@ def compare(name: str, expected: Any, actual: Any, rtol: float, atol: float) -> 
         why = "strings differ"
     if why or a.size == 0 or a.dtype.kind in "OSU":
         return OutputReport(name, b.shape, infinite if why else 0.0, infinite if why else 0.0, not why, why)
-    if a.dtype.kind in "fcV":  # V: the narrow types that numpy does not know
+    if a.dtype.kind in "fcV":  # kind V: narrow types that numpy does not know
         rtol = max(rtol, float(ml_dtypes.finfo(a.dtype).eps) if a.dtype.kind != "c" else 0.0)
     else:
         rtol = atol = 0.0
@@ -136,8 +136,8 @@ def compare(name: str, expected: Any, actual: Any, rtol: float, atol: float) -> 
 def _sizes(x: np.ndarray) -> np.ndarray:
     """The scale of the absolute tolerance: the largest number of each index of the last axis.
 
-    One unit of large numbers hides no other. A unit that is smaller than most, or than 1, may be what is left of larger
-    numbers, or what a gate has closed: it has the size of most, or 1, but never more than the largest of all.
+    Large numbers in one unit hide no difference in another. Small numbers may come from cancellation or a closed gate:
+    the magnitude is at least the median of all units, or 1 if that is larger, but at most the largest of all.
     """
     numbers = np.where(np.isfinite(x), np.abs(x), 0.0).reshape(-1, x.shape[-1] if x.ndim else 1)
     units = numbers.max(axis=0)
@@ -146,8 +146,9 @@ def _sizes(x: np.ndarray) -> np.ndarray:
 
 
 def _both_empty(expected: np.ndarray, actual: np.ndarray) -> bool:
-    """Whether both are, and sizes differ at most where onnxruntime writes 0 for one that it does not know: where a Loop
-    of no trips has computed nothing."""
+    """Whether both are empty and the shapes are equal, except that onnxruntime reports unknown sizes of a Loop without
+    trips as 0.
+    """
     text = zip(expected.shape, actual.shape, strict=False)
     return expected.ndim == actual.ndim and expected.size == actual.size == 0 and all(a in (0, b) for a, b in text)
 

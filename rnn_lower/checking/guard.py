@@ -1,6 +1,6 @@
-"""Make fused recurrent nodes fail on inputs without steps, rows or features, which would end the process.
+"""Make native recurrent nodes fail on inputs without steps, rows or features, which would crash the process.
 
-Every X gets a few nodes before it that pass it on, or make onnxruntime raise an error that carries NAME:
+Before every X a few nodes pass it on, or make onnxruntime raise an error that contains NAME:
 
     empty = int(not bool(Size(X)));  X' = Reshape(X, Shape(X) + Gather([0], empty))      Gather([0], 1) is an error
 """
@@ -21,7 +21,7 @@ NAME = "rnn_lower/guard"
 
 
 def needed(nodes: Sequence[RecurrentNode]) -> bool:
-    """Whether any of a model's recurrent nodes may meet an empty sequence."""
+    """Whether X of any recurrent node may be empty."""
     return not all(node.static_length and node.static_batch and node.input_size for node in nodes)
 
 
@@ -41,7 +41,7 @@ def add(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _checks(x: str, name: str) -> list[onnx.NodeProto]:
     zero = onnx.numpy_helper.from_array(np.zeros(1, np.float64))
-    rows: list[tuple[str, list[str | None], str, dict[str, object]]] = [  # an input of None is x
+    rows: list[tuple[str, list[str | None], str, dict[str, object]]] = [  # None stands for x
         ("Constant", [], "zeros_double", {"value": zero}),
         ("Cast", ["zeros_double"], "zeros", {"to": onnx.TensorProto.INT64}),  # opset 7 has no integer Constant
         ("Shape", [None], "shape", {}),

@@ -1,4 +1,4 @@
-"""Find the integers that matter to a model: rows of tables, positions in a sequence, values in comparisons."""
+"""Find the integers that matter to a model: table rows, positions in a sequence, values in comparisons."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PASS_ON = (
     "Abs", "Add", "Cast", "Clip", "Div", "Expand", "Flatten", "Identity", "Max", "Min", "Mod", "Mul", "Neg", "Relu",
     "Reshape", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where",
 )  # fmt: skip
-"""What integers go through on their way to where they make a difference."""
+"""Operators that pass integers on to the node that distinguishes them."""
 
 COMPARE = ("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual")
 
 POSITIONS = (*range(10), 15, 20, 30, 40)
-"""For integers that pick of, or are compared with, what is known at run time only: places in a sequence, mostly."""
+"""Values for integers that select from, or are compared with, computed values: mostly positions in a sequence."""
 
 MOST_ROWS, MOST_COMPARED = 1 << 16, 64
 

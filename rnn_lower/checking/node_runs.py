@@ -18,7 +18,7 @@ from rnn_lower.proving.model_diff import is_recurrent
 
 INDEX = "rnn_lower.index"
 STEPS = 3
-"""So many steps at least tell something of a recurrence: one that carries the wrong state shows in the third."""
+"""The fewest steps that test a recurrence: a wrong state shows in the third step."""
 
 Nodes = MutableSequence[onnx.NodeProto]
 
@@ -35,7 +35,7 @@ class NodeRun:
 class NodeRuns:
     """Observes the recurrent nodes of a model, in the order of `inspect`, on the reference evaluator.
 
-    A runtime does not tell what its nodes read. Where the evaluator cannot run the model nothing is observed.
+    Runtimes do not report the inputs of nodes. Nothing is observed if the evaluator cannot run the model.
     """
 
     def __init__(self, document: Document, nodes: list[RecurrentNode]) -> None:
@@ -49,7 +49,7 @@ class NodeRuns:
             if self._run is None:
                 self._run = open_reference(self._document, number_nodes, reference.operators(self._record))
             self._run(feeds)
-        except Exception:  # the evaluator raises whatever it stumbles over
+        except Exception:  # the evaluator raises exceptions of any type
             return
 
     def _record(self, node: onnx.NodeProto, x: np.ndarray, lengths: np.ndarray | None) -> None:

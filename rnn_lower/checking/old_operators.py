@@ -1,4 +1,4 @@
-"""Kernels of operators before opset 7 for the evaluator of onnx, which treats many of them like later versions."""
+"""Kernels of operators before opset 7 for onnx's evaluator, which treats many of them like later versions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rnn_lower.checking.reference import attributes_of
 
 Array = np.ndarray
 FIRST_TODAY = 7
-"""The opset from which on operators broadcast as they do today, and the evaluator knows them."""
+"""The first opset with today's broadcasting, which onnx's evaluator supports."""
 
 
 def _binary(function: Callable[[Array, Array], Array]) -> Callable[..., Array]:

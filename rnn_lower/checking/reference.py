@@ -1,7 +1,7 @@
-"""RNN, GRU and LSTM of every version for the evaluator of onnx: the equations of the ONNX specification in float64.
+"""RNN, GRU and LSTM of every version for onnx's evaluator: the equations of the ONNX specification in float64.
 
-Where onnxruntime computes a well-defined result this computes the same; elsewhere the ONNX text holds: layout 1,
-double, bfloat16, and sequences without steps (final state = initial state).
+If onnxruntime's result is well-defined, this computes the same; otherwise it follows the ONNX specification: for layout
+1, double, bfloat16, and sequences without steps (final state = initial state).
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ ACTIVATIONS: dict[str, Callable[..., Array]] = {
     "softsign": lambda x, a, b: x / (1 + np.abs(x)),
     "softplus": lambda x, a, b: np.logaddexp(0, x),
 }
-"""By name in lower case: the function of x, alpha and beta."""
+"""By lower-case name, the function of x, alpha and beta."""
 
 
 FLOATS = equations.Arithmetic(
     np.zeros, np.array, np.add, np.subtract, np.multiply, np.matmul, lambda x, limit: np.clip(x, -limit, limit),
     lambda name, x, alpha, beta: ACTIVATIONS[name](x, alpha, beta),
 )  # fmt: skip
-"""float64"""
+"""The arithmetic of float64 arrays."""
 
 
 def run(op: str, inputs: Sequence[Array | None], attributes: Mapping[str, Any]) -> list[Array]:
-    """The results of one node: inputs and attributes as in the ONNX text, None for absent ones.
+    """Return the outputs of one node. inputs, attributes: as in the ONNX specification, None for omitted inputs.
 
-    These are Y [T, D, N, H], Y_h [D, N, H] and for LSTM Y_c [D, N, H] (layout 1: Y [N, T, D, H], Y_h and Y_c
-    [N, D, H]), in X's element type, all computed in float64.
+    The outputs are Y [T, D, N, H], Y_h [D, N, H] and for LSTM Y_c [D, N, H] (layout 1: Y [N, T, D, H], Y_h and Y_c
+    [N, D, H]), in X's element type, computed in float64.
     """
     arrays: dict[str, Any] = {
         name: array.astype(np.float64)
@@ -108,7 +108,7 @@ def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 def operators(record: Record | None = None) -> tuple[type[OpRun], ...]:
-    """The operators for `onnx.reference.ReferenceEvaluator(model, new_ops=...)`. record: see `Record`."""
+    """Return the operators for `onnx.reference.ReferenceEvaluator(model, new_ops=...)`. record: see `Record`."""
     return (*(_operator(op, record) for op in ("RNN", "GRU", "LSTM")), _quantized(record))
 
 

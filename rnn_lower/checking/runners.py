@@ -37,10 +37,10 @@ def open_onnxruntime(document: Document, path: str | None = None, change: Change
     external = any(map(protobuf.is_external, protobuf.tensors(document.proto)))
     values = (*document.proto.graph.input, *document.proto.graph.output)
     plain = change is None and all(value.type.tensor_type.elem_type != onnx.TensorProto.BFLOAT16 for value in values)
-    # On several threads a DynamicQuantizeLSTM quantizes each part of a batch by itself; 0 is as many as there are.
+    # With several threads, a DynamicQuantizeLSTM quantizes each part of a batch separately; 0 means all cores.
     operators = {node.op_type for holder in protobuf.holders(document.proto) for node in holder.node}
     threads = 1 if QUANTIZED in operators else 0
-    # onnxruntime takes names that are text, of files that are not.
+    # onnxruntime accepts only printable paths, and only binary files.
     if path is not None and external and plain and path.isprintable() and is_binary(Path(path)):
         session = _session(path, threads=threads)
     else:
@@ -90,7 +90,7 @@ def open_reference(
         change(proto)
     if (opset_of(proto) or 0) < FIRST_TODAY:
         operators = (*operators, *OLD_OPERATORS)
-    if proto.functions:  # the evaluator does not pass its operators on to functions
+    if proto.functions:  # the evaluator does not use `operators` in functions
         proto = inlined(proto)
     ready = evaluator(proto, operators)
     return lambda feeds: list(ready.run(None, feeds))
@@ -110,7 +110,7 @@ def _is_bfloat16(array: Any) -> bool:
 
 
 def _bridged(model: onnx.ModelProto) -> onnx.ModelProto:
-    """onnxruntime's Python interface has no bfloat16: such inputs and outputs are passed as float32 through a Cast."""
+    """Pass bfloat16 inputs and outputs as float32 through Casts, because onnxruntime's Python API has no bfloat16."""
     graph, casts = model.graph, dict[str, list[onnx.NodeProto]](input=[], output=[])
     for side, nodes in casts.items():
         for value in getattr(graph, side):

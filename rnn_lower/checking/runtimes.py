@@ -1,6 +1,6 @@
 """Run a model on other runtimes, if their packages are installed.
 
-A runner takes a model whose sizes are all known, and its inputs, and answers the outputs in order.
+A runner accepts a model whose sizes are all known, and its inputs; it returns the outputs in order.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def opencv(model: onnx.ModelProto, feeds: Feeds, *, classic: bool = False) -> li
     with file_of(model) as path:
         net = cv2.dnn.readNetFromONNX(path, *([cv2.dnn.ENGINE_CLASSIC] if classic else []))
     for name, value in feeds.items():
-        net.setInput(cv2.Mat(value), name)  # before 4.11 a plain array of rank 3 has its last axis taken for channels
+        net.setInput(cv2.Mat(value), name)  # before 4.11, the last axis of a rank-3 array would become channels
     names = [value.name for value in model.graph.output]
     results = net.forward(names)
     return [np.array(value) for value in results]
@@ -77,7 +77,7 @@ def onnx2torch(model: onnx.ModelProto, feeds: Feeds) -> list[Any]:
 
     import torch
 
-    # onnx2torch wants torchvision for two operators of object detection; its wheels do not load beside a CPU torch
+    # onnx2torch imports torchvision for two operators of object detection; its wheels do not load with a CPU-only torch
     for name in ("torchvision", "torchvision.ops"):
         sys.modules.setdefault(name, mock.MagicMock())
     from onnx2torch import convert
@@ -143,7 +143,7 @@ def iree(model: onnx.ModelProto, feeds: Feeds) -> list[Any]:
 
 
 def onnx_reference(model: onnx.ModelProto, feeds: Feeds) -> list[Any]:
-    """onnx's own operators, not the project's oracle."""
+    """Run onnx's own operators, without those of `rnn_lower.checking.reference`."""
     return list(ReferenceEvaluator(model).run(None, feeds))
 
 
@@ -169,7 +169,7 @@ RUNNERS: dict[str, tuple[str, Runner]] = {
 """By target: the package on PyPI, and the runner."""
 
 WITH_THREADS = {"openvino", "torch", "cv2", "tvm", "iree.runtime"}
-"""Modules with threads that a fork does not have, and for which they wait in it."""
+"""Modules that start threads: a forked child lacks them and would wait for them."""
 
 
 def missing(name: str) -> str | None:
@@ -202,7 +202,7 @@ def open_runtime(name: str, document: Document) -> runners.Run:
     def run(feeds: Feeds) -> list[Any]:
         model = document.embedded()
         names = {tensor.name for tensor in model.graph.initializer}
-        protobuf.remove_if(model.graph.input, lambda value: value.name in names)  # defaults, which stay
+        protobuf.remove_if(model.graph.input, lambda value: value.name in names)  # keep only the defaults
         inputs = {value.name: feeds[value.name] for value in model.graph.input}
         fix_proto_dims(model, {axis_name(key, axis): n for key, a in inputs.items() for axis, n in enumerate(a.shape)})
         return RUNNERS[name][1](model, inputs)

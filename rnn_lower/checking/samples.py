@@ -1,7 +1,7 @@
 """Inputs for a model: sampled to cover everything that recurrent nodes compute, or read from a file.
 
-The first set lies in [-1, 1] and is short; later ones are longer and reach from small values to those that saturate
-every gate, clip and threshold. Integers go over the range that their consumers show.
+The first set is short, with numbers in [-1, 1]; later ones are longer, with numbers from small ones to those that
+saturate every gate, clip and threshold. Integers cover the range that their consumers distinguish.
 """
 
 from __future__ import annotations
@@ -30,20 +30,19 @@ SIZES = (3, 1, 2, 5, 4, 7, 8, 16, 32, 64)
 """Sizes for symbolic dimensions, the likely ones first."""
 
 LENGTHS = (5, 40, 1, 19)
-"""Sizes for those that are the length of a sequence, by run. One step is where an axis may get lost; many steps with
-large numbers end where a rounding takes them."""
+"""Sequence lengths by run. One step may reveal a lost axis; many steps with large numbers mostly test rounding."""
 
 SCALES = ((1.0,), (0.1, 1.0, 10.0), (1.0, 10.0, 100.0, 1e4))
-"""What numbers in [-1, 1] are multiplied with, each step or element with one of these, by run."""
+"""Factors for numbers in [-1, 1], by run; one is drawn for each step or element."""
 
 LARGEST_STATE = 100.0
-"""What initial states are multiplied with at most: a closed gate lets through its rounding, 6e-8, times the state."""
+"""The largest factor for initial states: a closed gate passes on its rounding error, 6e-8, times the state."""
 
 LARGEST_DEFAULTS = 1 << 24
-"""Bytes of defaults up to which other values are given in their place."""
+"""The limit, in bytes, of defaults that are overridden."""
 
 GROWN = (16, 64, 256, 512, 576, 1024, 1536, 4000, 16000)
-"""Sizes for the last free axis of inputs, batches aside, where small ones do not do: frames and samples of sound."""
+"""Sizes for the last free axis of inputs, if small ones do not work, such as frames and audio samples."""
 
 RANKS = (3, 2, 1, 4, 0)
 """Ranks for inputs that declare no shape."""
@@ -62,7 +61,7 @@ def load_inputs(source: Mapping[str, Any] | str | os.PathLike[str], model: ir.Mo
     if isinstance(source, Mapping):
         try:
             feeds = {name: np.asarray(array) for name, array in source.items()}
-        except ValueError as error:  # rows of several lengths
+        except ValueError as error:  # rows of different lengths
             raise RnnLowerError(f"inputs must map names to arrays; {error}") from None
     else:
         try:
@@ -70,7 +69,7 @@ def load_inputs(source: Mapping[str, Any] | str | os.PathLike[str], model: ir.Mo
                 feeds = {name: archive[name] for name in archive.files}
         except OSError as error:
             raise RnnLowerError(f"{os.fspath(source)}: cannot be read as .npz: {error.strerror or error}") from None
-        except Exception:  # zip, pickle and numpy each raise their own
+        except Exception:  # zip, pickle and numpy raise different exceptions
             text = "not an archive of plain arrays; create the file with np.savez"
             raise RnnLowerError(f"{os.fspath(source)}: cannot be read as .npz: {text}") from None
     missing = [value.name for value in required_inputs(model) if value.name not in feeds]
@@ -108,7 +107,7 @@ def _defaults(model: ir.Model) -> dict[str, np.ndarray]:
         tensor = value.const_value
         if tensor is None or tensor.dtype == ir.DataType.STRING or tensor.nbytes > budget:
             continue
-        if any(user.op_type == "Dropout" for user, _ in value.uses()):  # training gives other numbers each time
+        if any(user.op_type == "Dropout" for user, _ in value.uses()):  # training mode is random
             continue
         array = tensor.numpy()
         if tensor.dtype not in _FLOATS or np.all(np.isfinite(array.astype(np.float64))):
@@ -129,8 +128,8 @@ class _Plan:
 class Samples:
     """Sets of inputs for a model.
 
-    fixed: sizes by input and axis.  nodes: its recurrent nodes, read here when not given.  named: inputs of the model
-    that is compared with it, which may give sizes one name: a node has one batch size where a loop broadcasts.
+    fixed: sizes by input and axis.  nodes: the model's recurrent nodes, or None to read them.  named: inputs of the
+    other model, whose symbols may tie further sizes: a loop may broadcast a batch size that is fixed for a node.
     """
 
     def __init__(
@@ -149,9 +148,9 @@ class Samples:
         self.known = {self.ties.find(symbol(inputs[name], axis)): size for (name, axis), size in fixed.items()}
         self.limits = _length_limits(nodes)
         read = [(name, value) for node in nodes for name, value in node.inputs.items() if value.is_graph_input()]
-        # Others may be anything that lengths are computed from, of which some do.
+        # Other inputs from which lengths are computed need not be lengths.
         self.direct = {str(value.name) for _, value in read}
-        # Large weights make every rounding count: what the fused node gives is then no better than chance.
+        # Large weights amplify rounding until the outputs of the native node are arbitrary.
         self.weights = {str(value.name) for name, value in read if name in ("W", "R", "B", "P")}
         initial = (node.inputs.get(name) for node in nodes for name in ("initial_h", "initial_c"))
         self.states = {str(value.name) for state in initial for value in _sources(state, DATA_MOVEMENT)}
@@ -173,8 +172,8 @@ class Samples:
     def candidates(self, index: int) -> Iterator[Feeds]:
         """The sets of inputs to try for run number `index`, until the model runs with one.
 
-        After sizes of their own come those that have worked before; then equal ones, which suit models that tie
-        dimensions without saying so; then longer and longer last axes, which suit those that take sound.
+        After independent sizes come those that worked before, then equal ones, for models that tie dimensions without
+        declaring it, then longer and longer last axes, for models that read audio.
         """
         plans: list[_Plan] = [_Plan(), *([_Plan(known=self._accepted_sizes)] if self._accepted_sizes else [])]
         plans += [_Plan(common=SIZES[(index + 1) % len(SIZES)]), _Plan(), _Plan(common=SIZES[(index + 3) % len(SIZES)])]
@@ -201,7 +200,7 @@ class _Draw:
         self.samples, self.index, self.attempt, self.plan = samples, index, attempt, plan
         self.rng = np.random.default_rng([samples.seed, index, attempt])
         self.sizes = {**plan.known, **samples.known}
-        # Later attempts fall back to tame values, in case it was these that the model did not take.
+        # Later attempts use small values, in case the model rejected the large ones.
         self.scales = SCALES[index % len(SCALES)] if attempt < 4 or plan.known else SCALES[0]
 
     def size(self, name: Symbol, is_last: bool = False) -> int:
@@ -245,7 +244,7 @@ class _Draw:
         if default.dtype.kind in "iu":
             numbers = self.samples.ranges.get(name)
             return default if numbers is None else self.rng.choice(numbers, default.shape).astype(default.dtype)
-        # Weights stay weights, and zeros become small.
+        # Weights keep their magnitude; zeros become small numbers.
         size = np.abs(default.astype(np.float64)) if np.any(default) else 1.0
         return np.asarray(default + (0.1 * size * self.rng.uniform(-1, 1, default.shape)).astype(default.dtype))
 
@@ -261,7 +260,7 @@ class _Draw:
         if dtype.is_integer():
             limit = INTEGER_LIMITS[self.attempt % len(INTEGER_LIMITS)]
             return self.rng.integers(0, limit, shape).astype(dtype.numpy())
-        # Whole steps share a scale most of the time, so that a large element does not drown the small ones everywhere.
+        # Most steps share one scale, so that a large element does not hide small ones everywhere.
         together = [*shape[:-1], 1] if shape and self.rng.integers(4) else shape
         numbers = self.rng.uniform(-1, 1, shape) * self.rng.choice(scales, together)
         largest = LARGEST_FLOAT16 if dtype == ir.DataType.FLOAT16 else math.inf
@@ -321,7 +320,7 @@ def _rank(value: ir.Value, nodes: Sequence[RecurrentNode], fixed: Mapping[tuple[
 def _lengths(rng: np.random.Generator, shape: list[int], length: int, index: int) -> np.ndarray:
     """Random sequence lengths, with the full length and 0 in some row or run.
 
-    With two axes they are the mask of such: as many ones in each row as it is long.
+    For two axes, return a mask instead, with as many ones in each row as its length.
     """
     if len(shape) == 2 and length in shape:
         time = 1 if shape[1] == length else 0

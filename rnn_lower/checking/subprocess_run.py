@@ -19,8 +19,8 @@ R = TypeVar("R")
 def run_guarded(model: Any, on: str | None, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
     """The result of a function that runs models, in a child process if one can be started.
 
-    model: the model, for the error message, which names it if it is a path.  on: as for `rnn_lower.check`.
-    Raises what the function raises, and RnnLowerError when the child has died.
+    model: the model, which error messages name if it is a path.  on: as for `rnn_lower.check`.
+    Raises what the function raises, and RnnLowerError if the child has died.
     """
     if on is not None and runtimes.WITH_THREADS & sys.modules.keys():
         return function(*arguments, **keywords)

@@ -66,7 +66,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
-    """The parser of all commands; the namespace has the function to call as `command`."""
+    """Return the parser of all commands; it sets `command` to the function to call."""
     parser = _Parser(
         prog="rnn-lower", description="Rewrite RNN, GRU and LSTM nodes of ONNX models as primitive operators."
     )
@@ -373,7 +373,7 @@ def _counterexample(parser: argparse.ArgumentParser) -> None:
 
 
 def _option(parser: argparse.ArgumentParser, flag: str, name: str, **details: Any) -> None:
-    """A flag for a field of `Options`, with its default and help."""
+    """Add a flag for a field of `Options`, with its default and help."""
     field = next(field for field in dataclasses.fields(Options) if field.name == name)
     default = None if details.get("action") == "append" else field.default
     parser.add_argument(flag, dest=name, default=default, help=field.metadata["help"], **details)
@@ -393,11 +393,11 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 COMPARISON = ("inputs", "on", "runs", "seed", "rtol", "atol", "counterexample")
-"""Arguments that say how two models are compared."""
+"""Arguments of a comparison of two models."""
 
 
 def comparison(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of a comparison that were set."""
+    """Return the arguments of a comparison that were set."""
     return {name: value for name in COMPARISON if (value := getattr(arguments, name, None)) is not None}
 
 
@@ -427,7 +427,7 @@ def one_value_each(argv: Sequence[str]) -> list[str]:
 
 
 SIZES = {"--dim": re.compile(r"[^-].*=\d+", re.ASCII), "--input-shape": re.compile(r"[^-].*:\d+(,\d+)*", re.ASCII)}
-"""Options that take several values, and what a further value looks like."""
+"""Options that accept several values, with the pattern of a further value."""
 
 
 def resolve_files(arguments: argparse.Namespace) -> None:

@@ -74,7 +74,7 @@ def _keep_recurrent_model(arguments: argparse.Namespace) -> None:
         return
     try:
         nodes = api.inspect(output)
-    except RnnLowerError:  # no model, so that it is no input
+    except RnnLowerError:  # not a model, so not an input
         return
     if nodes:
         several = "; pass --out-dir FOLDER to lower several models" if hasattr(arguments, "out_dir") else ""
@@ -101,7 +101,7 @@ def _lower_one(arguments: argparse.Namespace) -> int:
         with _unnamed(lowered):
             if arguments.prove:
                 before = arguments.model
-                if arguments.raise_loops:  # which was proved when it was done; from there on nodes are compared
+                if arguments.raise_loops:  # raising was proved already; only the lowering remains
                     before = api.raise_loops(arguments.model, dims=options.get("dims"))
                 proof = api.prove(before, lowered)
                 reports.append(proof)

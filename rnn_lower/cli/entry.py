@@ -33,12 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     interrupted, 3: an error of rnn_lower itself; from 2 on with one line on stderr.
     """
     defer()
-    # Threads of OpenBLAS spin for 25 ms after each product, and the proof has many small ones: a fifth of --check.
+    # OpenBLAS threads spin for 25 ms after each product, and a proof has many small ones: a fifth of --check.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "10")
-    atexit.register(gc.freeze)  # a process that ends need not collect its models: a quarter of 1,000 nodes' time
-    if sys.stderr is None:  # closed by whoever called
+    atexit.register(gc.freeze)  # skips the final garbage collection, a quarter of the time for 1,000 nodes
+    if sys.stderr is None:  # closed by the caller
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper):  # names of nodes and files may be in a script that it cannot encode
+    if isinstance(sys.stdout, io.TextIOWrapper):  # stdout may be unable to encode names of nodes and files
         sys.stdout.reconfigure(errors="backslashreplace")
     parser = make_parser(COMMANDS)
     _complete(parser)
@@ -69,10 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(BAD, f"error: {error}")
     except KeyboardInterrupt as error:
         return _fail(BAD, ", ".join(filter(None, ["interrupted", str(error)])))
-    except OSError as error:  # files are looked after where they are read and written, so one without a name is stdout
+    except OSError as error:  # errors of files are handled where they occur, so one without a name is about stdout
         if error.filename is not None:
             return _fail(BAD, f"error: {error.filename}: {error.strerror}")
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # or Python complains again when it flushes at its end
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # else Python fails again at exit
         return _fail(BAD, f"error: cannot print the result: {error.strerror or error}")
     except Exception as error:
         if was_stopped(error):
@@ -140,7 +140,7 @@ class _UntilClosed(io.TextIOBase):
             work()
         except BrokenPipeError:
             null_stream = open(os.devnull, "w")  # noqa: SIM115
-            with contextlib.suppress(OSError, ValueError):  # what is still in its buffer is flushed when Python ends
+            with contextlib.suppress(OSError, ValueError):  # Python flushes the rest of the buffer at exit
                 os.dup2(null_stream.fileno(), self._stream.fileno())
             self._stream = null_stream
 
@@ -178,6 +178,6 @@ def _stdin_as_file(arguments: argparse.Namespace) -> Iterator[None]:
             yield
         except RnnLowerError as error:
             text = str(error).replace(path, "-")
-            if f"{folder}{os.sep}" in text:  # where there is nothing but the model
+            if f"{folder}{os.sep}" in text:  # the temporary folder contains only the model
                 text = "-: the model has external weights, which cannot be read from a pipe; name a file"
             raise type(error)(text) from None

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from rnn_lower.targeting.probe.report import KitReport
 
 SCHEMA = 1
-"""Of what --json prints; it grows by one where a field is removed or changes its meaning."""
+"""The version of the --json output; it increases if a field is removed or changes its meaning."""
 
 NAMES = 4
-"""How many nodes a line names of those that share a reason."""
+"""The most nodes that a line names per reason."""
 
 
 def print_inspected(
@@ -262,12 +262,12 @@ def print_json(data: dict[str, Any]) -> None:
 
 
 def one_line(text: str) -> str:
-    """The text in one line, with control characters escaped, which names in a model may contain."""
+    """Return the text as one line with control characters escaped; names in a model may contain both."""
     return escape_controls(" ".join(text.split()))
 
 
 def escape_controls(text: str) -> str:
-    """The text with each control character escaped, so that no name can control a terminal."""
+    """Escape each control character, so that no name can control a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -289,7 +289,7 @@ def _finite(data: Any) -> Any:
 
 
 def _format_node(node: RecurrentNode) -> str:
-    """Name, operator and sizes of a recurrent node."""
+    """Format name, operator and sizes of a recurrent node."""
     sizes = (("T", node.seq_length), ("N", node.batch_size), ("I", node.input_size), ("H", node.hidden_size))
     graph = "" if node.path == "main graph" else f" ({node.path})"
     known = " ".join(f"{letter}={'?' if size is None else size}" for letter, size in sizes)
@@ -326,7 +326,7 @@ def _node_row(node: RecurrentNode) -> dict[str, Any]:
 
 
 def _costs(node: RecurrentNode) -> dict[str, int | None]:
-    """The parameters of a node, and the products per step of one row in all directions; None if a size is unknown."""
+    """Return the parameters of a node and its products per step of one row, over all directions; None if unknown."""
     D, G, H, I = node.num_directions, node.operator.gates, node.hidden_size, node.input_size  # noqa: E741
     if not isinstance(I, int):
         return {"parameters": None, "macs_per_step": None}

@@ -30,8 +30,8 @@ class End:
 def on_several(work: Command, arguments: argparse.Namespace) -> int:
     """Run `work` for each of arguments.models, with outputs in arguments.out_dir; return the worst exit code.
 
-    An error of one model does not keep the others from being done. Raises RnnLowerError, before any of them, when two
-    would have the same output or there can be no such folder.
+    An error in one model does not stop the others. Raises RnnLowerError before the first one if two outputs would be
+    the same file or the folder cannot be created.
     """
     each = [
         argparse.Namespace(**{**vars(arguments), "model": model, "output": output})
@@ -91,7 +91,7 @@ def _check_files(models: Sequence[str], outputs: Sequence[str]) -> None:
 
 
 def _identity(path: str) -> object:
-    """Equal for paths of the same file: device and number if it exists, otherwise its folder and its name."""
+    """Return a key that is equal for paths of one file: device and inode, or folder and name if it does not exist."""
     real = os.path.realpath(path)
     try:
         status = os.stat(real)

@@ -1,14 +1,14 @@
-"""Groups of nodes that compute one scalar function, although the laws of a field do not imply it.
+"""Match groups of nodes that compute one scalar function, which the laws of a field alone do not imply.
 
-    min(max(x, low), high)                              Clip, where a runtime lacks it
-    high - max(0, high - low - max(0, x - low))         Clip, where a runtime has neither Min nor Max
+    min(max(x, low), high)                              Clip, for a runtime that lacks it
+    high - max(0, high - low - max(0, x - low))         Clip, for a runtime that has neither Min nor Max
     below(x, high) - below(-x, -low)                    Clip of doubles before opset 8, with
     below(x, l) = 1 / (max(0, 1 / max(0, x) - 1 / l) + 1 / l)
-    1 / (e^-x + 1)                                      sigmoid, where a runtime has neither it nor tanh
-    tanh(clip(x, -l, l)) with l >= 20                   tanh, for which 1 is the nearest float or double from there on
+    1 / (e^-x + 1)                                      sigmoid, for a runtime that has neither it nor tanh
+    tanh(clip(x, -l, l)) with l >= 20                   tanh, because 1 is the nearest float and double beyond 20
 
-They are found by their structure, with bounds taken as the numbers they are. Where a runtime takes some of the
-operators in one rank only, nodes that change nothing but the rank lie between; these are passed over.
+Patterns match the structure of the graph and the exact values of the bounds. If a runtime supports an operator at one
+rank only, shape-only nodes lie between the others; matching skips them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ TANH_IS_ONE = 20.0
 
 
 SHAPING = ("Reshape", "Squeeze", "Unsqueeze", "Identity")
-"""Operators that leave the elements and their order alone."""
+"""Operators that keep the elements and their order."""
 
 
 def clip_of(value: ir.Value | None, limits: Collection[float] = ()) -> tuple[ir.Value, float, float] | None:
     """(x, low, high) if a value is x clipped between two constants with low <= high, else None.
 
-    limits: of the clips of recurrent nodes, which are meant where only a rounded inverse is held.
+    limits: clip limits of recurrent nodes, to recover a limit of which the graph contains only a rounded inverse.
     """
     node = _producer(value, "Clip", "Min", "Sub", "Add")
     if node is None:
@@ -98,14 +98,14 @@ def _min_of_max(node: ir.Node) -> tuple[ir.Value, float, float] | None:
 def _two_sides(
     positive: ir.Value | None, negative: ir.Value | None, limits: Collection[float]
 ) -> tuple[ir.Value, float, float] | None:
-    """min(x, high) for what is above zero, less the same of -x"""
+    """Match min(x, high) for the part above zero minus the same for -x."""
     (above, high), (below, low) = _at_most(positive, limits), _at_most(negative, limits)
     x, mirrored = _above_zero(above), _minus(_above_zero(below))
     return _clip_bounds(x, None if low is None else -low, high) if _bare(x) is _bare(mirrored) else None
 
 
 def _sum(node: ir.Node, limits: Collection[float]) -> tuple[ir.Value, float, float] | None:
-    """high - max(0, width - max(0, x - low)), or the difference of both sides of zero; each as a sum too."""
+    """Match high - max(0, width - max(0, x - low)) or the difference of both sides of zero; also written as sums."""
     rest, high = _plus(node.outputs[0])
     if high is None:
         first, second = node.inputs[0], _operand(node, 1)

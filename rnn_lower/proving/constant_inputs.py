@@ -1,6 +1,6 @@
-"""The constant inputs of a recurrent node: constants, and values that nodes of the model compute by moving them.
+"""Constant inputs of a recurrent node: constants, and values that data-movement nodes compute from constants.
 
-These nodes are run by onnx's evaluator; how lowering folds them is not looked at.
+onnx's evaluator runs these nodes, so the result does not depend on how lowering folds them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _chain(value: ir.Value) -> list[ir.Node]:
             or len(chain) == MOST_NODES
         ):
             return []
-        chain.pop(node, None)  # what is needed later stands before all that needs it
+        chain.pop(node, None)  # re-insert: producers must precede all their users after the reversal
         chain[node] = None
         waiting += [needed for needed in node.inputs if needed is not None and needed.name]
     return list(reversed(chain))

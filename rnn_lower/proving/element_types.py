@@ -1,7 +1,7 @@
-"""The element types of all values that emitted nodes compute, by the type constraints of the operators' schemas.
+"""Infer the element types of all values that emitted nodes compute, from the type constraints of the schemas.
 
-A field knows no element types, so that a cast is the identity in it. It is one on a runtime, too, where it widens, and
-where the result of a 16-bit node that was computed in float32 becomes 16 bits wide again. No other cast of floats is.
+A field has no element types, so a cast is the identity in it. On a runtime a cast is exact only if it widens, or if it
+narrows a result computed in float32 back to the 16-bit type of the node. Any other cast between floats is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rnn_lower.ir.schemas import LITERALS, schema_of
 from rnn_lower.proving.operators import WrongError
 
 DType = ir.DataType | None
-"""None where nothing declares it."""
+"""An element type, or None if nothing declares it."""
 
 _F = ir.DataType
 WIDENINGS = {
@@ -27,7 +27,7 @@ WIDENINGS = {
 class ElementTypes:
     """Infers element types node by node. Raises WrongError if an operator does not accept a type.
 
-    inputs: of what the replaced node reads.  dtype: of that node.
+    inputs: the types of the values that the replaced node reads.  dtype: the type of the replaced node.
     """
 
     def __init__(self, inputs: Mapping[ir.Value, DType], dtype: DType, opset: int) -> None:

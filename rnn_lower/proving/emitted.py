@@ -1,7 +1,7 @@
 """Run the subgraph that replaces a recurrent node, with strict checks, because only some sizes are compared.
 
-Of what ONNX allows, this accepts what lowering emits: uses of operators that mean the same at lengths that are not
-compared, in the shapes that are declared.
+It accepts only what lowering emits: operator uses that behave the same at lengths that are not compared, and values
+with their declared shapes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rnn_lower.proving.interpreter import Graph, Interpreter
 from rnn_lower.proving.operators import Call, OutOfScopeError, WrongError, bounds_of
 
 COMPARE = ("Less", "Greater", "Max", "Min", "Add", "Sub")
-"""Operators by which a graph may behave otherwise from some length on."""
+"""Operators that can make a graph behave differently beyond some length."""
 
 
 def _binary(call: Call) -> str:
@@ -29,7 +29,7 @@ def _binary(call: Call) -> str:
     a, b = call[0], call[1]
     if a.dtype != b.dtype:
         raise WrongError(f"{call.node.op_type} of {a.dtype} and {b.dtype}")
-    quotient = call.node.op_type == "Div" and a.dtype == np.int64  # of lengths, which may begin to differ later
+    quotient = call.node.op_type == "Div" and a.dtype == np.int64  # may first differ at a longer length
     return f"{call.node.op_type} of {a.dtype}" if a.dtype == np.bool_ or quotient else ""
 
 
@@ -39,7 +39,7 @@ def _float(call: Call) -> str:
 
 
 def _clip(call: Call) -> str:
-    if None not in bounds_of(call):  # constants in order are a pattern of `algebraic_patterns`
+    if None not in bounds_of(call):  # constant bounds with min <= max were matched by `algebraic_patterns`
         raise WrongError("Clip with computed bounds, or min above max")
     return _float(call)
 
@@ -92,7 +92,7 @@ USES: dict[str, Callable[[Call], str]] = {
     "Abs": _float, "Cast": _cast, "Clip": _clip, "Conv": _conv, "MatMul": _matmul, "Neg": _float,
     "ReduceMax": _full_reduction(np.int64), "ReduceSum": _full_reduction(np.uint64), "Slice": _slice,
 }  # fmt: skip
-"""Why a use is out of scope, or nothing. Raises WrongError where no runtime runs it."""
+"""Checks that return why a use is out of scope, or "". They raise WrongError if no runtime supports the use."""
 
 EMITTED = {
     *USES, *WITH_BODIES, "Concat", "Constant", "ConstantOfShape", "Elu", "Exp", "Gather", "Gemm",
@@ -106,8 +106,8 @@ EMITTED = {
 class EmittedInterpreter(Interpreter):
     """Evaluates emitted nodes on field elements.
 
-    longest: the largest length that is compared, where the model leaves the length open.
-    recorded: when it is a list, every array of field elements that is computed is added to it.
+    longest: the largest length that is compared, if the model leaves the length open.
+    recorded: None, or a list to which every computed array of field elements is appended.
     """
 
     longest: int | None = None
@@ -135,7 +135,7 @@ class EmittedInterpreter(Interpreter):
     def _compare_shape(self, value: ir.Value, array: Array) -> None:
         """Raise WrongError if a value does not have its declared shape.
 
-        What takes the place of the node's outputs is declared as before, which the model diff looks at.
+        The model diff compares the declarations of values that replace the node's outputs.
         """
         if value.shape is None or any(value is wanted for wanted in self._graph.wanted):
             return

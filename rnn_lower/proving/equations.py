@@ -1,8 +1,8 @@
 """The equations of RNN, GRU and LSTM over any arithmetic, written from the ONNX specification: the only reference.
 
-With field elements it is the left side of a proof, with float64 it is the reference that models are compared with. It
-shares no code with the lowering. Sequences are read as they are: at each step only the rows that still have one are
-computed, so there is no mask that could be wrong in the same way on both sides.
+Over field elements they are the left side of a proof; over float64 they are the reference that models are compared
+with. They share no code with the lowering. At each step only the rows whose sequence has not ended are computed, so no
+mask can be wrong in the same way on both sides.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PARAMETERS: dict[str, tuple[float | None, float | None]] = {
     "leakyrelu": (0.01, None), "thresholdedrelu": (0.0, None), "scaledtanh": (0.0, 0.0), "hardsigmoid": (0.2, 0.5),
     "elu": (1.0, None), "softsign": (None, None), "softplus": (None, None),
 }  # fmt: skip
-"""The defaults of alpha and beta by the name of the activation in lower case; None where it has no such parameter."""
+"""The defaults of alpha and beta by lower-case activation name; None if the activation lacks the parameter."""
 
 Function = tuple[str, float, float]
 """Name in lower case, alpha, beta."""
@@ -37,7 +37,7 @@ Function = tuple[str, float, float]
 class Arithmetic:
     """The operations that the equations use, on arrays of field elements or of floats.
 
-    clip: of x, to a limit and its negative.  activation: by name, of x, alpha and beta.
+    clip: (x, limit) -> x between -limit and limit.  activation: (name, x, alpha, beta) -> array.
     """
 
     zeros: Callable[[tuple[int, ...]], Array]
@@ -65,8 +65,7 @@ class Recurrence:
     """One recurrent node with all defaults filled in, as the ONNX text defines them.
 
     backwards: one entry per direction.  functions: f, g, h per direction.  limit: of clip, None when off.
-    reset_after: linear_before_reset.  coupled: input_forget.
-    dtype: of the numbers that are computed with.
+    reset_after: linear_before_reset.  coupled: input_forget.  dtype: the type of the arithmetic.
     """
 
     op: str
@@ -123,7 +122,7 @@ def _functions(
 def bias(field: Field, B: Array, dtype: np.dtype[Any], folded: bool) -> tuple[Array, Array, Array]:
     """Wb, Rb and their sum, for known B [num_directions, 2 * gates * hidden_size].
 
-    folded: the sum is rounded to the nearest, as it is where it is a constant of the lowered graph.
+    folded: the sum is rounded to nearest, as if the lowered graph contains it as a constant.
     """
     Wb, Rb = np.split(B.astype(dtype), 2, axis=1)
     with np.errstate(all="ignore"):
@@ -143,8 +142,8 @@ def evaluate(
 ) -> dict[str, Array]:  # fmt: skip
     """The outputs of a node: Y, Y_h and, for LSTM, Y_c.
 
-    arrays: elements by the names of the text, B as the three parts of `bias`.  lengths: sequence_lens.
-    trace: filled with what every step computes, in order.
+    arrays: elements by ONNX input name, B as the three parts of `bias`.  lengths: sequence_lens.
+    trace: filled with the results of every step, in order.
     """
     batch_first = node.layout == 1
     X = arrays["X"].swapaxes(0, 1) if batch_first else arrays["X"]
@@ -208,7 +207,7 @@ class _Step:
         return slice(start, start + self.H)
 
     def _recurrent(self, gate: str, h: Array) -> Array:
-        """h R^T of one gate"""
+        """Return h R^T of one gate."""
         return self.arithmetic.matmul(h, self.R[self._columns(gate)].T)
 
     def _sum(self, gate: str, x: Array, h: Array) -> Array:

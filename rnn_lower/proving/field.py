@@ -1,9 +1,9 @@
 """Arithmetic modulo a prime, which compares two formulas without rounding.
 
 Every float is an integer times a power of two, so it has an exact image modulo an odd prime, and sums and products of
-images are images of the exact sums and products. Field elements are numpy uint64 arrays below the prime, which is how
-they are told from integers (int64) and truth values (bool). A function that is no polynomial is a random one, keyed
-by its name: the same on both sides of a comparison, and equal only where its arguments are.
+images are images of the exact sums and products. Field elements are numpy uint64 arrays below the prime; the dtype
+distinguishes them from integers (int64) and booleans (bool). A function that is not a polynomial is a random function
+keyed by its name: the same on both sides of a comparison, and equal only for equal arguments.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import numpy as np
 Array = np.ndarray
 
 SMALL = 1 << 17
-"""Elements that stand for integers below this size have a sign; that of any other is a random function."""
+"""Elements that represent integers below this magnitude have a sign; the sign of any other is a random function."""
 
 _CHUNK = 1 << 18
 _EXPONENTS = 1200
 _PIECE, _PIECES, _DEPTH = 11, 3, 512
-"""A product of 11 bits and 31, summed up to 2048 times, is exact in float64; three pieces make an element."""
+"""A product of 11 and 31 bits, summed up to 2048 times, is exact in float64; three pieces make an element."""
 
 
 class Field:
     """The integers modulo a prime between 2^30 and 2^31; `seed` determines the prime and the random functions.
 
-    symbols: NaN and the infinities that it has made elements of, for which no law of arithmetic holds.
+    symbols: the NaN and infinities that were embedded, which obey no law of arithmetic.
     """
 
     def __init__(self, seed: int) -> None:
@@ -54,7 +54,7 @@ class Field:
         array = np.asarray(numbers)
         result = np.empty(array.shape, np.uint64)
         source, target = array.reshape(-1), result.reshape(-1)
-        for start in range(0, source.size, _CHUNK):  # weights are large, and what is made of them larger
+        for start in range(0, source.size, _CHUNK):  # a float64 copy of all weights would be large
             part = source[start : start + _CHUNK].astype(np.float64)
             target[start : start + _CHUNK] = self._embed(part)
         return result
@@ -86,7 +86,7 @@ class Field:
         return signed if bool(np.all(np.abs(signed) < SMALL)) else None
 
     def signed(self, x: Array) -> Array:
-        """The representatives nearest to 0."""
+        """Return the representatives nearest to 0."""
         signed = x.astype(np.int64)
         return np.asarray(np.where(signed > self.prime // 2, signed - self.prime, signed))
 
@@ -154,8 +154,8 @@ class Field:
         return self._keys[name]
 
     def function(self, name: str, x: Array) -> Array:
-        """A random function of one element: the finalizer of splitmix64, keyed."""
-        with np.errstate(over="ignore"):  # numpy warns of it in single numbers only
+        """A random function of one element: the finalizer of splitmix64, keyed by name."""
+        with np.errstate(over="ignore"):  # numpy warns for scalars only
             mixed = (x + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) ^ self._key(name)
             mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
             mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

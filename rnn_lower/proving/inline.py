@@ -18,7 +18,7 @@ class CallError(RnnLowerError):
 def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.ModelProto:
     """The lowered model with emitted function calls inlined, and without the domain and IR version that they needed.
 
-    before: the original. A model without such calls is answered as it is.
+    before: the original. A model without such calls is returned unchanged.
     """
     there = {(function.domain, function.name) for function in before.functions}
     called = {(node.domain, node.op_type) for node in _marked(after) if node.domain}
@@ -34,14 +34,14 @@ def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.
     names = [(function.domain, function.name) for function in new_functions]
     try:
         result: onnx.ModelProto = onnx.inliner.inline_selected_functions(after, names, exclude=False)
-    except Exception as error:  # the inliner raises what C++ raises
+    except Exception as error:  # the inliner raises C++ exceptions
         raise CallError(
             f"function {new_functions[0].domain}.{new_functions[0].name} cannot be inlined: {error}"
         ) from None
     for function in [f for f in result.functions if (f.domain, f.name) in names]:
         result.functions.remove(function)
     text = {(f.domain, f.name): {info.name for info in f.value_info} for f in after.functions}
-    for function in result.functions:  # into which the inliner writes what it knows of values that it has moved
+    for function in result.functions:  # the inliner adds value_info for the values that it moved
         known = text[function.domain, function.name]
         infos = [info for info in function.value_info if info.name in known]
         del function.value_info[:]
@@ -50,10 +50,10 @@ def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.
     for holder in (result, *result.functions):
         protobuf.remove_if(holder.opset_import, lambda entry: entry.domain in domains)
     least = before.ir_version
-    if opset is not None and opset != opset_of(before):  # to which conversion has raised it
+    if opset is not None and opset != opset_of(before):  # conversion to this opset may need a newer IR version
         least = max(least, ir_version_of(opset))
     result.ir_version = min(after.ir_version, least)
-    if result.ir_version < 4:  # where weights are listed among the inputs, which the newer version for calls ended
+    if result.ir_version < 4:  # IR version 3 requires weights among the inputs, IR version 4 does not
         inputs = {value.name for value in after.graph.input} | {tensor.name for tensor in after.graph.initializer}
         del result.graph.input[:]
         result.graph.input.extend(value for value in before.graph.input if value.name in inputs)

@@ -26,7 +26,7 @@ class IntegerFlow:
         self.elements = {value for value in inputs if value.dtype is not None and not value.dtype.is_floating_point()}
         self.sizes: set[ir.Value] = set()
         count = -1
-        while count != (count := len(self.elements) + len(self.sizes)):  # states of loops carry it back
+        while count != (count := len(self.elements) + len(self.sizes)):  # until stable: loops carry states back
             self._graph(model.graph)
 
     def _graph(self, graph: Iterable[ir.Node]) -> None:
@@ -38,19 +38,19 @@ class IntegerFlow:
             self._leave(node, bodies)
 
     def _enter(self, node: ir.Node, body: ir.Graph) -> None:
-        """Carry what is known of the operands of a loop to the inputs of its body."""
+        """Propagate dependences of a node's operands, or of carried states, to the inputs of its body."""
         operands = node.inputs[1:] if node.op_type == "Loop" else node.inputs
         inputs = body.inputs[1:] if node.op_type == "Loop" else body.inputs
         for flow in (self.elements, self.sizes):
             flow |= {inner for inner, outer in zip(inputs, operands, strict=False) if outer in flow}
-        first = 1 if node.op_type == "Loop" else 0  # the condition is no result of a Loop, but the first of its body
+        first = 1 if node.op_type == "Loop" else 0  # the first body output is the condition
         states = zip(body.inputs[first:], body.outputs, strict=False) if node.op_type in ("Loop", "Scan") else ()
         for state, result in states:
             for flow in (self.elements, self.sizes):
                 flow |= {state} if result in flow else set()
 
     def _leave(self, node: ir.Node, bodies: list[ir.Graph]) -> None:
-        """Carry what is known of the operands of a node, or of the outputs of its bodies, to its outputs."""
+        """Propagate dependences of a node's operands, or of its bodies' outputs, to its outputs."""
         sized = any(node.inputs[k] in self.elements for k in SIZING.get(node.op_type, ()) if k < len(node.inputs))
         if not bodies:
             read = {*consumed_values(node)}

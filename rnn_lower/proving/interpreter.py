@@ -35,13 +35,13 @@ T = TypeVar("T")
 ALL_OPERATORS = {**OPERATORS, **REDUCTIONS, **WINDOWS}
 
 MOST_PASSES = 100_000
-"""Through bodies, in one run; nodes of up to 10,000 steps make fewer than half as many."""
+"""Limit on the body executions of one run; nodes of up to 10,000 steps need fewer than half as many."""
 
 MOST_ELEMENTS, FEW = 1 << 28, 1 << 13
-"""Of one value; and so few that no two values make too many."""
+"""The most elements of one value, and a size so small that no operator on two such values exceeds that limit."""
 
 ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Sigmoid", "Tanh", "Where", "MatMul", "Less", "Min", "Max")
-"""Operators that are found in every step."""
+"""Operators that occur in every step, for which `size_of_result` has a fast path."""
 
 
 class NoStepsError(Exception):
@@ -73,7 +73,7 @@ class Group:
 class Interpreter:
     """Evaluates graphs over a field, and converts each constant to field elements once.
 
-    limits: of the clips of recurrent nodes.  deadline: of this thread's CPU time; OutOfScopeError is raised then.
+    limits: clip limits of recurrent nodes.  deadline: CPU time of this thread, after which OutOfScopeError is raised.
     """
 
     most_passes, most_elements = MOST_PASSES, MOST_ELEMENTS
@@ -122,7 +122,7 @@ class Interpreter:
             results = self._results(node)
         except (OutOfScopeError, WrongError, NoStepsError, MemoryError):
             raise
-        except Exception as error:  # whatever numpy says of shapes that do not fit
+        except Exception as error:  # numpy raises various exceptions for incompatible shapes
             raise WrongError(f"{node.op_type} '{node.name}' cannot run: {error}") from None
         for value, result in zip(node.outputs, results, strict=False):
             self._bind(value, result)
@@ -136,7 +136,7 @@ class Interpreter:
             self._defined(self._operands(node))
             return {"If": self._if, "Loop": self._loop, "Scan": self._scan}[node.op_type](node)
         operands = self._operands(node)
-        if node not in self._groups:  # a body is run many times
+        if node not in self._groups:  # cached, because a body runs many times
             self._groups[node] = self._group(node)
         group = self._groups[node]
         if group is not None:
@@ -144,7 +144,7 @@ class Interpreter:
         self._limit_size(node, operands)
         try:
             results = self._compute(Call(self.field, node, operands, self._graph.opset))
-        except DivisionByZeroError as error:  # perhaps in a group, which is another function
+        except DivisionByZeroError as error:  # harmless if the node is inside a group, which replaces it
             self._undefined[id(error.result)] = error.result
             return [error.result]
         if self._is_undefined(operands):
@@ -291,7 +291,7 @@ def size_of_result(call: Call) -> int:
     """An upper bound on the number of elements of an operator's result."""
     arrays = call.operands
     if call.node.op_type in ELEMENTWISE and all(array.size <= FEW for array in arrays):
-        return FEW  # or the square of it, which is below the limit as well
+        return FEW  # an underestimate, but even FEW squared is within the limit
     if call.node.op_type in ("ConstantOfShape", "OneHot", "Tile"):
         repeated, counts = (1, arrays[0]) if call.node.op_type == "ConstantOfShape" else (arrays[0].size, arrays[1])
         return int(repeated) * math.prod(int(size) for size in counts.ravel())

@@ -20,7 +20,7 @@ from rnn_lower.shapes.shape_info import RESHAPES
 from rnn_lower.transforms.strip_weights import inferred, sizes_of
 
 WEIGHT_PATH = ("Cast", "Concat", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
-"""What may be on the way from a weight to a recurrent node, and goes with it."""
+"""Operators between a weight and a recurrent node, which lowering may remove together with the node."""
 
 _A = onnx.AttributeProto
 _PLAIN = (_A.FLOAT, _A.FLOATS, _A.INT, _A.INTS, _A.STRING, _A.STRINGS)
@@ -28,14 +28,14 @@ _OF_GRAPHS = ("node", "initializer", "sparse_initializer", "value_info", "input"
 _DATA = ("raw_data", "data_location", "external_data")
 
 Model = tuple[onnx.ModelProto, Path | None]
-"""A model, with the folder that its external data is in."""
+"""A model and the folder of its external data."""
 
 
 def only_recurrent_nodes_changed(before: Model, after: Model) -> list[str]:
     """The differences between a model and its lowered form, apart from the recurrent nodes.
 
-    Emitted nodes are known by their metadata, new weights by being used by those alone. External data is compared by
-    content, wherever it lies.
+    Emitted nodes are recognized by their metadata, new weights by their users. External data is compared by content,
+    not by location.
     """
     (old, old_folder), (new, new_folder) = before, after
     redeclared = sorted(redeclared_values(new) - redeclared_values(old))
@@ -106,7 +106,7 @@ class _Diff:
         gone = {name for node in old.node for name in node.output} - {name for node in new.node for name in node.output}
         gone -= {value.name for value in infos}
         old_infos = [value for value in old.value_info if value.name not in gone]
-        near = emitted | _above(new) | _reshaped(new, emitted)
+        near = emitted | _upstream(new) | _reshaped(new, emitted)
         in_body = old is not self._before.graph
         outputs = {value.name for value in old.output} if in_body else near
         inputs = {value.name for value in old.input} if in_body else set[str]()
@@ -131,7 +131,7 @@ class _Diff:
     ) -> onnx.ValueInfoProto:
         """The declaration of a value, without sizes that lowering had reason to drop.
 
-        Of those that emitted nodes take or give sizes may go that nothing confirms, and of others where one cannot be.
+        For inputs and outputs of emitted nodes any size may be dropped, for others only if one is wrong.
         """
         before, after = (info.type.tensor_type.shape.dim for info in (old, new))
         known = None if old.name in near else self._inferred.get(old.name)
@@ -155,7 +155,7 @@ class _Diff:
         """The inferred shapes by name, ignoring annotations."""
         try:
             graphs = protobuf.graphs_in(inferred(self._before, follow=True).graph)
-        except RnnLowerError:  # then nothing was taken back for what it would have found
+        except RnnLowerError:  # then lowering cannot have dropped sizes for a conflict with inference
             return {}
         shapes = {info.name: sizes_of(info) for graph in graphs for info in graph.value_info}
         return {name: sizes for name, sizes in shapes.items() if sizes is not None}
@@ -267,11 +267,11 @@ def _in_bytes(message: Any) -> bytes:
     return bytes(message.SerializeToString(deterministic=True))
 
 
-def _above(graph: protobuf.Holder) -> set[str]:
+def _upstream(graph: protobuf.Holder) -> set[str]:
     """The values that the emitted nodes of a graph and its bodies are computed from."""
     sources: set[str] = set()
     for node in reversed(graph.node):
-        inner = set().union(*map(_above, protobuf.graphs_of(node)))
+        inner = set().union(*map(_upstream, protobuf.graphs_of(node)))
         if inner or _emitted(node) or not sources.isdisjoint(node.output):
             sources |= {*node.input, *inner}
     return sources

@@ -1,4 +1,4 @@
-"""The inputs that a caller has to provide, and the sizes of them that another model fixes."""
+"""The inputs that a caller has to provide, and their sizes that another model fixes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rnn_lower.proving.field import Array, Field
 from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
 
 Symbol = int | str
-"""A size, or what stands for it."""
+"""A known size, or the name of an unknown one."""
 
 SMALL_INTEGERS = 4
-"""What integers instead of defaults are below."""
+"""Exclusive upper bound of the random integers that override defaults."""
 
 
 def required_inputs(model: ir.Model) -> list[ir.Value]:

@@ -1,4 +1,4 @@
-"""Compare one recurrent node with the subgraph that replaces it: the choice of sizes, lengths and points."""
+"""Compare a recurrent node with the subgraph that replaces it, at a choice of sizes, lengths and points."""
 
 from __future__ import annotations
 
@@ -25,32 +25,34 @@ from rnn_lower.proving.scalar_functions import arithmetic
 from rnn_lower.shapes.shape_info import ShapeInfo
 
 FAILURE = (32 * 33 / 2 * 64) / 2**30 + (4500 / 30) / 4.8e7
-"""The chance that one point does not tell two steps apart.
+"""The probability that one point does not distinguish two different steps.
 
-A step of a unit consists of less than 32 functions of one number, each of a quotient of polynomials in what the ones
-before gave: two of them differ by one whose numerator is of a degree below 64. By the lemma of Schwartz and Zippel two
-different arguments meet at a random point with a chance of at most 64 / 2^30, for each pair of them. And a difference
-of constants, an integer of less than 4500 bits times a power of two, has less than 150 prime factors of 31 bits, among
-4.8 * 10^7 such primes.
+A step of one unit consists of fewer than 32 scalar functions, each of a quotient of polynomials in the results of the
+previous ones: the numerator of the difference of two arguments has a degree below 64. By the Schwartz-Zippel lemma two
+different arguments agree at a random point with a probability of at most 64 / 2^30; this is counted for each pair.
+A difference of constants, an integer of fewer than 4500 bits times a power of two, has fewer than 150 prime factors of
+31 bits, among 4.8 * 10^7 such primes.
 """
 
 LENGTHS, MOST_LENGTHS, MOST_STEPS = 6, 70, 10_000
 LONGER = (9, 17, 40)
-"""Where the model leaves the length open all below the first are compared, and more up to the second where the graph
-compares something with a constant: it may behave otherwise from there on. The last is for lengths that are known."""
+"""Lengths to compare if the model leaves the length open: all below LENGTHS, and those of LONGER; up to MOST_LENGTHS if
+the graph compares values with a constant, beyond which it may behave differently. MOST_STEPS limits known lengths.
+"""
 
 ALL_VECTORS, LARGE, SHORT, MOST_VECTORS = 36, 300_000, 12, 64
-"""Up to so many vectors of sequence_lens are all compared. Of more, or where there are so many weights, such that each
-row has each length, or, for sequences that are not short, each length is in some row; and never more than the last."""
+"""Up to ALL_VECTORS vectors of sequence_lens are all compared. Of more, or with over LARGE weights, some are chosen:
+each row has each length, or, beyond SHORT steps, some row has each length; at most MOST_VECTORS.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
     """One question: do the values `replaced` of the lowered model equal the used outputs of `node`?
 
-    counterparts: the node's inputs by their names in the text, as values of the lowered model, where they are there.
-    visible: the names around the emitted nodes.  unread: what emitted nodes compute that nobody reads.
-    deadline: of this thread's CPU time; what is not proved by then is out of scope.
+    counterparts: by ONNX input name, the lowered model's values for the node's inputs, if they exist.
+    visible: the names in the enclosing scopes.  unread: results of emitted nodes that no node reads.
+    deadline: CPU time of this thread, after which the node is out of scope.
     """
 
     node: ir.Node
@@ -67,7 +69,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Sizes and lengths to compare at; lengths: sequence_lens, None where the node has none."""
+    """The sizes and lengths of one comparison; lengths: sequence_lens, or None if the node has none."""
 
     T: int
     N: int
@@ -89,7 +91,7 @@ def prove_node(task: Task, points: int, seed: int) -> NodeProof:
         reason = "its products are rounded to 8 bits, which exact arithmetic does not model; use --check"
         return NodeProof(task.name, task.node.op_type, task.path, OUT_OF_SCOPE, reason=reason)
     proof = _verdict(task, points, seed, {})
-    if proof.verdict == DIFFERENT:  # perhaps only at sizes that never come: folding may know more of them
+    if proof.verdict == DIFFERENT:  # the sizes may never occur: folding may know more of them
         layout = task.node.attributes.get("layout")
         sizes = task.shape_info.folded_sizes(task.node, 0 if layout is None else int(layout.as_int()))
         return _verdict(task, points, seed, sizes) if sizes else proof
@@ -100,7 +102,7 @@ def _verdict(task: Task, points: int, seed: int, sizes: Mapping[str, int]) -> No
     proof = NodeProof(task.name, task.node.op_type, task.path, OUT_OF_SCOPE)
     try:
         comparison = _Comparison(task, points, seed, sizes)
-        # A constant sum Wb + Rb is folded; where the graph adds at run time, it is exact.
+        # A constant sum Wb + Rb is rounded if folded, and exact if the graph computes it.
         for folded in comparison.folds:
             reason = comparison.difference(folded)
             if reason is None:
@@ -119,7 +121,7 @@ def _verdict(task: Task, points: int, seed: int, sizes: Mapping[str, int]) -> No
 
 
 class _Comparison:
-    """sizes: seq_length and batch_size where shape inference does not tell them."""
+    """Both sides of a task. sizes: seq_length and batch_size if known to folding but not to shape inference."""
 
     def __init__(self, task: Task, points: int, seed: int, sizes: Mapping[str, int]) -> None:
         shape_info, node = task.shape_info, task.node
@@ -183,7 +185,7 @@ class _Comparison:
                 rows = (N,) if N is not None else (5,) if steps in LONGER else (1, 3)
                 sizes += [(steps, count, None) for count in rows]
             elif constant is not None:
-                if steps or constant.max(initial=0) <= 0:  # beyond an empty sequence is nowhere
+                if steps or constant.max(initial=0) <= 0:  # a length beyond an empty sequence has no steps to read
                     sizes.append((steps, constant.size, tuple(int(length) for length in constant)))
             else:
                 vectors = _vectors(steps, N, 0 if large else ALL_VECTORS)
@@ -218,7 +220,7 @@ class _Comparison:
         }  # fmt: skip
         text: dict[str, Any] = {}
         values: dict[ir.Value, Array] = {}
-        drawn: dict[ir.Value, Array] = {}  # one value may be two inputs
+        drawn: dict[ir.Value, Array] = {}  # one value may be used for two inputs
         for name, value in self._inputs.items():
             known, counterpart = self._constant(name), self._counterparts.get(name)
             if name == "sequence_lens":
@@ -323,7 +325,7 @@ def _vectors(T: int, N: int | None, all_up_to: int) -> list[tuple[int, ...]]:
     if N is None:
         return [tuple(lengths), tuple(lengths[::-1])]
     uniform = [(length,) * rows for length in lengths] if rows > 1 else []
-    distance = 1 if T <= SHORT else rows  # each row has each length, or each length is in some row
+    distance = 1 if T <= SHORT else rows  # each row has each length, or some row has each length
     return uniform + [
         tuple(lengths[(start + 3 * row if distance == 1 else start + row) % len(lengths)] for row in range(rows))
         for start in range(0, len(lengths), max(1, distance))

@@ -1,12 +1,12 @@
 """The operators of ONNX on field elements, integers and booleans, at every opset.
 
-A float is a field element (uint64), an integer int64, a truth value bool. Casts between float types are the identity,
-because rounding is not what a proof is about. A comparison of floats that stand for no small integers gives a field
-element too: a random function of the difference, by which Where and Cast then go as by a number between 0 and 1. A
-pointwise function that is no polynomial is a random one, named by its operator and attributes.
+Floats are field elements (uint64), integers int64, truth values bool. Casts between float types are the identity,
+because proofs ignore rounding. A comparison of floats returns a field element unless both sides represent small
+integers: a random function of the difference, which Where and Cast use as a weight between 0 and 1. A pointwise
+function that is not a polynomial is a random function keyed by its operator and attributes.
 
-Sums and normalization are in `reductions`, convolutions and pooling in `windows`; what a lowering may emit of all this
-is in `scope`.
+Sums and normalization are in `reductions`, convolutions and pooling in `windows`; `emitted` restricts the operators to
+those that lowering may emit.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Call:
 
     @property
     def operands(self) -> list[Array]:
-        """All that are there."""
+        """The operands that are not omitted."""
         return [array for array in self.inputs if array is not None]
 
     def attribute(self, name: str, default: Any = None) -> Any:
@@ -85,7 +85,7 @@ class Call:
         return None if operand is None else [int(number) for number in self.integers(index).ravel()]
 
     def all_attributes(self) -> dict[str, Any]:
-        """Those that are there."""
+        """Return all attributes of the node, and mark them as read."""
         return {name: self.attribute(name) for name in self.node.attributes}
 
     def number(self, name: str, default: float) -> Array:
@@ -105,20 +105,20 @@ class Call:
         return operand
 
     def elements(self) -> list[Array]:
-        """The operands as field elements."""
+        """Return the operands as field elements."""
         return [array if array.dtype == np.uint64 else self.field.integers(array) for array in self.operands]
 
 
 Operator = Callable[[Call], Any]
-"""Answers an array, or a list of them for several outputs."""
+"""Returns an array, or a list of arrays for several outputs."""
 
 BROADCASTS_BY_RULE, MAX_BROADCASTS = 7, 8
-"""Opsets from which on binary operators, and those of any number of operands, broadcast without being asked to."""
+"""The first opsets at which binary and variadic operators broadcast without an attribute."""
 
 OF_ANY_NUMBER = ("Max", "Mean", "Min", "Sum")
 
 NO_EFFECT = {"broadcast", "consumed_inputs", "momentum", "ratio", "round_mode", "saturate", "seed", "stash_type"}
-"""Attributes that change rounding, or training, or nothing."""
+"""Attributes without effect, or which affect only rounding or training."""
 
 
 def check_attributes(call: Call) -> None:
@@ -131,7 +131,7 @@ def check_attributes(call: Call) -> None:
 
 
 def pointwise(call: Call) -> Array:
-    """A random function of the elements at each position."""
+    """Return a random function of the elements at each position."""
     attributes = sorted((name, repr(value)) for name, value in call.all_attributes().items())
     name, (first, *rest) = f"{call.node.op_type} {attributes}", call.elements()
     result = call.field.function(name, first)
@@ -143,7 +143,7 @@ def pointwise(call: Call) -> Array:
 def _elementwise(real: Callable[[Field, Array, Array], Array] | None, whole: Callable[..., Any]) -> Operator:
     """A binary operator, applied from the left to any number of operands.
 
-    real: over the field; None for a random one.  whole: of integers and truth values.
+    real: the function over the field, or None for a random one.  whole: the function of integers and booleans.
     """
 
     def run(call: Call) -> Array:
@@ -175,7 +175,7 @@ def _unary(real: Callable[[Field, Array], Array], whole: Callable[..., Any]) -> 
 
 
 def _activation(name: str, alpha: float = 0.0, beta: float = 0.0) -> Operator:
-    """An operator that is an activation, with the defaults of its attributes."""
+    """Return an activation operator with the defaults of its attributes."""
     return lambda call: scalar_functions.SCALARS[name](
         call.field, call.real(0), call.number("alpha", alpha), call.number("beta", beta)
     )
@@ -188,7 +188,7 @@ def _function(name: str) -> Operator:
 def _log(call: Call) -> Array:
     x = call.real(0)
     if not np.all(x):
-        raise DivisionByZeroError(x)  # of which there is no finite logarithm
+        raise DivisionByZeroError(x)  # 0 has no finite logarithm
     return call.field.function("log", x)
 
 
@@ -240,7 +240,7 @@ def _mean(call: Call) -> Array:
 
 
 EXACT = {ir.DataType.FLOAT16: 1 << 11, ir.DataType.BFLOAT16: 1 << 8, ir.DataType.DOUBLE: 1 << 53}
-"""Up to where these types hold every integer; FLOAT does up to 2^24."""
+"""The largest magnitude up to which a type represents every integer; 2^24 for FLOAT."""
 
 
 def _cast(call: Call) -> Array:
@@ -283,7 +283,7 @@ def between(field: Field, condition: Array, a: Array, b: Array) -> Array:
 
 
 def bounds_of(call: Call) -> list[Array | None]:
-    """The bounds of a Clip, which are attributes at some versions and inputs at others."""
+    """Return the bounds of a Clip, which are attributes at some opsets and inputs at others."""
     return [
         call.optional(index) if call.attribute(name) is None else call.number(name, 0.0)
         for index, name in enumerate(("min", "max"), 1)
@@ -360,7 +360,7 @@ def _slice(call: Call) -> Array:
     for index, axis in enumerate(range(len(starts)) if axes is None else axes):
         step, end, size = 1 if steps is None else steps[index], ends[index], x.shape[axis]
         start, stop = starts[index], None if step < 0 and end < -size else end
-        start = max(start, -size) if step < 0 else start  # backwards it begins with an element that is there
+        start = max(start, -size) if step < 0 else start  # a negative step starts at an existing element
         x = x[(slice(None),) * (axis % x.ndim) + (slice(start, stop, step),)]
     return x
 
@@ -383,7 +383,7 @@ def _reshape(call: Call) -> Array:
     x, shape = call[0], call.parameter("shape", 1)
     if shape is None:
         raise WrongError("Reshape without a shape")
-    if any(size < -1 for size in shape):  # numpy takes these for -1
+    if any(size < -1 for size in shape):  # numpy treats these as -1
         raise WrongError(f"Reshape to {[int(size) for size in shape]}")
     keeps = not call.attribute("allowzero", 0)
     return x.reshape([x.shape[k] if size == 0 and keeps else size for k, size in enumerate(shape)])
@@ -489,7 +489,7 @@ def _moved(call: Call) -> list[Array]:
     if call.attribute("reduction", "none") != "none":
         raise OutOfScopeError(f"{call.node.op_type} with a reduction")
     try:
-        call.all_attributes()  # all of them count there
+        call.all_attributes()  # marks them as read; the evaluator uses them
         return evaluate_node(call.node, call.inputs, call.opset)
     except (IndexError, ValueError):
         raise WrongError(f"{call.node.op_type} '{call.node.name}' reads beyond its input") from None
@@ -502,7 +502,7 @@ def known(field: Field, numbers: Any) -> Array:
     array = np.asarray(numbers)
     if array.dtype == np.bool_:
         return array
-    if array.dtype.kind not in "fViu":  # V: the narrow types that numpy does not know
+    if array.dtype.kind not in "fViu":  # kind V: narrow types that numpy does not know
         raise WrongError(f"a constant of {array.dtype}")
     return array.astype(np.int64) if array.dtype.kind in "iu" else field.embed(array)
 
@@ -546,4 +546,4 @@ OPERATORS: dict[str, Operator] = {
     "Tile": lambda call: np.tile(call[0], call.integers(1)),
     "Transpose": lambda call: np.transpose(call[0], call.attribute("perm")), "Unsqueeze": _unsqueeze, "Where": _where,
 }  # fmt: skip
-"""All but Constant, reductions and windows, recurrent operators, and those with bodies."""
+"""All modelled operators except Constant, reductions, windows, recurrent operators, and operators with bodies."""

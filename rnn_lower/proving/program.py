@@ -1,4 +1,4 @@
-"""The emitted nodes that compute given values, checked without numbers: schemas, names, element types."""
+"""The emitted nodes that compute some values, checked statically: schemas, names and element types."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rnn_lower.transforms.evaluate import evaluate_node
 
 ARITHMETIC = ("Add", "Div", "Exp", "Log", "Mul", "Neg", "Reciprocal", "Sub")
 MOST_FOLDED = 1 << 20
-"""Operators that may make NaN or an infinity of constants, and elements up to which that is computed."""
+"""Operators that may compute NaN or an infinity from constants, and the largest constant for which this is checked."""
 
 
 class Program(Graph):
     """The nodes that compute some values of a graph, in order, from the inputs of the replaced node.
 
-    wanted: the values that take the place of the node's outputs.  unread: others, computed for what may be wrong in
-    them.  inputs: the values that the replaced node reads and that are known at run time only, with their element type.
-    dtype: of the node.  visible: names around the nodes, which no body may define again.
-    largest_compared: the largest integer that is a constant and compared with something.
-    Raises WrongError where something else is read, OutOfScopeError for operators that are not known here.
+    wanted: the values that replace the node's outputs.  unread: other values, computed only to check them.
+    inputs: the non-constant values that the replaced node reads, with their element types.  dtype: of the node.
+    visible: names in the enclosing scopes, which no body may redefine.
+    largest_compared: the largest integer constant that an operator of COMPARE reads.
+    Raises WrongError if the nodes read any other value, OutOfScopeError for operators that lowering does not emit.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Program(Graph):
         self._check_constants()
 
     def _producer(self, value: ir.Value) -> ir.Node | None:
-        """The emitted node that computes a value; None for inputs and constants."""
+        """Return the emitted node that computes a value, or None for inputs and constants."""
         if value in self._inputs or known_tensor(value) is not None:
             return None
         node = value.producer()
@@ -70,7 +70,7 @@ class Program(Graph):
         return node
 
     def _check(self, node: ir.Node, visible: frozenset[str]) -> None:
-        """Compare a node with its schema at this opset, and the names in its bodies with those around them."""
+        """Check a node against its schema at this opset, and the names in its bodies against the enclosing scopes."""
         if node.domain != "" or node.op_type not in EMITTED:
             raise OutOfScopeError(f"operator {node.domain and node.domain + '.'}{node.op_type}")
         schema = schema_of(node.op_type, self.opset)
@@ -120,7 +120,7 @@ class Program(Graph):
             try:
                 with np.errstate(all="ignore"):
                     (result,) = evaluate_node(node, operands, self.opset)
-            except Exception:  # shapes that do not fit, which are seen when it runs
+            except Exception:  # incompatible shapes, which the run reports
                 continue
             known[node.outputs[0]] = result
             if not _is_finite(result) and all(map(_is_finite, operands)):
@@ -132,7 +132,7 @@ def _is_finite(array: np.ndarray | None) -> bool:
 
 
 def _is_small(value: ir.Value | None) -> bool:
-    """Whether a value is a constant with few elements."""
+    """Whether a value is a constant with at most MOST_FOLDED elements."""
     tensor = known_tensor(value)
     return tensor is not None and tensor.size <= MOST_FOLDED
 

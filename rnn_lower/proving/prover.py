@@ -88,7 +88,7 @@ def changes(original: Any, lowered: Any) -> list[str]:
     (source, path), (after, _) = map(files.open_model, (original, lowered))
     with _named(path):
         before, after = _comparable(source, after)
-        if rewrites_loops(before.model, after.model):  # which changes all of it
+        if rewrites_loops(before.model, after.model):  # loop rewriting changes everything
             return []
         before = _folded(source, after) if is_folded(after.proto) else before
         changed = model_diff.only_recurrent_nodes_changed((before.proto, before.folder), (after.proto, after.folder))
@@ -104,7 +104,7 @@ def _is_legalized(document: Document) -> bool:
 def _folded(original: Document, lowered: Document) -> Document:
     """The original with folded constants, at the sizes and the opset of the lowered model."""
     options = Options(fold=True, dims=_sizes_of(lowered, original))
-    with unlogged():  # lowering has logged it already
+    with unlogged():  # lowering logged this already
         return _at_opset_of(lowered, prepared(original.copied(), options)[0])
 
 
@@ -121,7 +121,7 @@ def _comparable(before: Document, after: Document) -> tuple[Document, Document]:
     """Both models at the opset and sizes of the lowered one, with emitted function calls inlined."""
     for document in (before, after):
         document.check_data()
-    read_nodes(before.model, before.shape_info)  # only to refuse what is no valid node
+    read_nodes(before.model, before.shape_info)  # only to reject invalid nodes
     plain = without_made_calls(after.proto, before.proto)
     after = after if plain is after.proto else Document(plain, after.folder)
     if sizes := _sizes_of(after, before):
@@ -142,8 +142,9 @@ def _at_opset_of(lowered: Document, original: Document) -> Document:
 
 
 def differing_nodes(original: Any, lowered: Any, seconds: float = 5.0) -> tuple[str, ...]:
-    """Which nodes are other functions, and where their values part, as far as a few seconds show it; none where more
-    than the nodes has changed, as by folding, so that no node can be looked at alone."""
+    """Return the nodes that compute another function, with the first difference, as far as they are found in `seconds`.
+    Empty if more than the nodes has changed, for example by folding, because then no node can be compared alone.
+    """
     try:
         proof = prove_models(original, lowered, 1, 0, seconds)
     except RnnLowerError:
@@ -253,12 +254,12 @@ def _counterparts(
 ) -> dict[str, ir.Value]:  # fmt: skip
     """The node's inputs as values of the lowered model, by their ONNX parameter names.
 
-    A value is the one of its name in the graph that has become of its own graph, whatever bodies call theirs.
+    A value is looked up by name in the graph that corresponds to its own graph, since bodies may reuse the name.
     """
     functions = {old.graph: new for old, new in paired.items() if isinstance(old, ir.Function)}
     counterparts = {}
     for name, value in zip(INPUTS, node.inputs, strict=False):
-        owner = None if value is None else owner_of(value)  # of an input of a function, the graph in it
+        owner = None if value is None else owner_of(value)  # for the input of a function, the function's graph
         scope = None if owner is None else functions.get(owner, paired.get(owner))  # type: ignore[arg-type]
         if value is not None and scope is not None:
             counterparts[name] = names[scope.graph].get(str(value.name))
@@ -266,7 +267,7 @@ def _counterparts(
 
 
 def _by_name(graph: Graph) -> dict[str, ir.Value]:
-    """The values that a graph defines."""
+    """Return the values that a graph defines, by name."""
     initializers = graph.initializers.values() if isinstance(graph, ir.Graph) else ()
     values = [*graph.inputs, *initializers, *(out for node in graph for out in node.outputs)]
     return {value.name: value for value in reversed(values) if value.name}

@@ -1,6 +1,6 @@
 """Sums, means, maxima and normalization on field elements and integers.
 
-ArgMax and its like are random functions of all the elements that they compare.
+ArgMax, ArgMin, TopK and Hardmax are random functions of all the elements that they compare.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.operators import Call, DivisionByZeroError, Operator, OutOfScopeError
 
 Reduce = Callable[[Field, Array, tuple[int, ...], bool], Array]
-"""(field, x, axes, keepdims)"""
+"""(field, x, axes, keepdims) -> array"""
 
 
 def average(field: Field, x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
@@ -63,7 +63,7 @@ _REDUCTIONS: dict[str, tuple[Pointwise | None, Reduce, str, Any]] = {
     "ReduceLogSum": (None, Field.total, "log", None), "ReduceLogSumExp": (_exp, Field.total, "log", None),
     "ReduceSumSquare": (_square, Field.total, "", None),
 }  # fmt: skip
-"""A function of each element, how they are reduced, a function of the result, and how integers are reduced."""
+"""By operator: the function before the reduction, the reduction, the function after it, the reduction of integers."""
 
 
 def _reduction(call: Call) -> Array:
@@ -93,7 +93,7 @@ def _normalized(call: Call, x: Array, axes: tuple[int, ...], centred: bool = Tru
 
 
 def _scaled(call: Call, x: Array, shape: Sequence[int] | None = None) -> Array:
-    """x times input 1 plus input 2."""
+    """Return x times input 1 plus input 2."""
     for index, function in ((1, call.field.multiply), (2, call.field.add)):
         operand = call.optional(index)
         if operand is not None:
@@ -179,7 +179,7 @@ def _top(call: Call) -> list[Array]:
 
 
 def _hardmax(call: Call) -> Array:
-    """A random function of all elements and of the index."""
+    """Return a random function of all elements and the index."""
     axis, *others = _softmax_axes(call)
     if others:
         raise OutOfScopeError("Hardmax over several axes")
@@ -189,7 +189,7 @@ def _hardmax(call: Call) -> Array:
 
 
 def _mixed(call: Call, axis: int) -> Array:
-    """A random function of all elements along an axis."""
+    """Return a random function of all elements along an axis."""
 
     def mix(mixed: Array, row: Array) -> Array:
         return call.field.function(call.node.op_type, call.field.add(call.field.function("next", mixed), row))

@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 
 @dataclasses.dataclass(frozen=True)
 class OutputReport:
-    """One output over all runs: the shape in the worst run, the largest differences, and whether they were tolerable.
+    """The comparison of one output over all runs: the shape in the worst run, and the largest differences.
 
-    max_ulp_error: in units in the last place of the expected value.  max_abs_value: the largest finite expected value.
+    ok: whether the differences are tolerable.  max_ulp_error: in units in the last place of the expected value.
+    max_abs_value: the largest finite expected value.
     """
 
     name: str
@@ -28,7 +29,7 @@ class OutputReport:
         return f"{self.max_abs_error:.2g} of outputs up to {self.max_abs_value:.2g}"
 
     def describe(self) -> str:
-        """One line about this output."""
+        """Return one line about this output."""
         shape = "x".join(map(str, self.shape)) or "scalar"
         units = f"largest difference {self.difference}, {self.max_ulp_error:.2g} units in the last place"
         return f"output {self.name} ({shape}): {'ok' if self.ok else self.reason}, {units}"
@@ -67,9 +68,7 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether outputs agree in all runs, there was something to compare, no node was seen to be another function,
-        and nothing else has changed.
-        """
+        """Whether all outputs agree, the comparison is meaningful, no node is known to differ, nothing else changed."""
         is_compared = not self.nothing_compared and not self.unreached
         return is_compared and not self.changed and not self.located and all(output.ok for output in self.outputs)
 
@@ -100,7 +99,7 @@ class CheckReport:
 
     @property
     def verdict(self) -> str:
-        """One line to end with."""
+        """The final line."""
         failed = "DIFFERENT"
         if self.nothing_compared:
             failed = f"NOTHING COMPARED ({self.nothing_compared})"
@@ -126,7 +125,7 @@ def _counterexample(path: str) -> list[str]:
 
 
 MOST_CHANGES = 20
-"""Changes that are listed without -v."""
+"""The number of changes that are listed without -v."""
 
 PROVED, DIFFERENT, OUT_OF_SCOPE = "proved", "not equal", "out of scope"
 
@@ -155,7 +154,7 @@ class NodeProof:
         return self.verdict == PROVED
 
     def describe(self) -> str:
-        """One line about this node."""
+        """Return one line about this node."""
         graph = "" if self.path == "main graph" else f" ({self.path})"
         return f"{self.name}{graph}: {self.op_type}, {self.verdict}{f': {self.reason}' if self.reason else ''}"
 
@@ -203,7 +202,7 @@ class Proof:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What stands first in JSON, beside the fields."""
+        """The keys that precede the fields in JSON."""
         return {"bound": self.bound}
 
     def lines(self, verbose: bool = False) -> list[str]:
@@ -217,7 +216,7 @@ class Proof:
 
     @property
     def verdict(self) -> str:
-        """One line to end with."""
+        """The final line."""
         count = sum(node.ok for node in self.nodes)
         rest = "the whole models compute the same function" if self.whole else "nothing else has changed"
         if self.ok and not self.nodes:

@@ -1,9 +1,9 @@
 """The scalar functions of recurrent operators over a field, each defined by one equation.
 
-Both sides of a proof use these definitions: the node's activations, and the operators that a lowered graph has. What
-they are made of is the field's: polynomials, `relu`, `sigmoid`, and the random functions exp and log; tanh(x) is
-2 sigmoid(2 x) - 1. Whether the floats that operators compute are near the real functions is measured by
-tests/soak/activations.py, over every float32.
+Both sides of a proof use these definitions: the node's activations, and the operators of the lowered graph. They are
+composed of field operations: polynomials, `relu`, `sigmoid`, and the random functions exp and log; tanh(x) is
+2 sigmoid(2 x) - 1. tests/soak/activations.py measures, over every float32, how close the floats that operators compute
+are to the real functions.
 """
 
 from __future__ import annotations
@@ -106,4 +106,4 @@ SCALARS: dict[str, Scalar] = {
     "softsign": _softsign,
     "softplus": _softplus,
 }
-"""By name in lower case, as the operators compare them."""
+"""The activations by lower-case name."""

@@ -65,7 +65,7 @@ def _repeating(model: ir.Model) -> set[tuple[str, tuple[str | None, ...]]]:
 def prove_whole(
     before: Document, after: Document, points: int, seed: int, deadline: float, exact_sizes: bool = False
 ) -> Proof:
-    """Whether two models of one opset compute the same outputs from the same inputs.
+    """Prove that two models of one opset compute the same outputs from the same inputs.
 
     exact_sizes: also try sizes beyond every number that a node counts to or compares with; out of scope if large.
     """
@@ -99,7 +99,7 @@ def prove_whole(
 
 
 def _rows(before: ir.Model, after: ir.Model) -> list[tuple[str, str]]:
-    """The loops and recurrent nodes that only one model has, by name and operator: what the proof is about."""
+    """The loops and recurrent nodes that only one model has, by name and operator: the subjects of the proof."""
     old_keys, new_keys = _repeating(before), _repeating(after)
     chosen = sorted(old_keys - new_keys) if old_keys - new_keys else sorted(new_keys - old_keys)
     names = {tuple(v.name for v in n.outputs): n.name for model in (before, after) for n, _ in nodes(model)}
@@ -136,7 +136,7 @@ def _unknown_attributes(model: ir.Model) -> Iterator[tuple[tuple[str, str], ir.N
 
 
 class _Comparison:
-    """Two models, evaluated side by side.
+    """The evaluation of two models on the same inputs.
 
     count: evaluations of both.  ran: sizes with which both ran.  undefined: sizes with which a result was undefined.
     outcomes: by comparison of input integers, those seen.  kept: inputs that always had their default.  sized: outputs
@@ -162,7 +162,7 @@ class _Comparison:
         self.kept = {str(value.name) for value in overridable_inputs(self.models[1])}
 
     def difference(self) -> str:
-        """The first difference found, or nothing. Raises OutOfScopeError."""
+        """Return the first difference, or "". Raises OutOfScopeError."""
         for trial in self._trials():
             if reason := self._differ(trial):
                 return reason
@@ -185,7 +185,7 @@ class _Comparison:
         return [node for node, seen in self.outcomes.items() if len(seen) == 1]
 
     def _trials(self) -> Iterator[Trial]:
-        """The inputs to try, in order."""
+        """Yield the inputs to try, in order."""
         model = self.models[1]
         cases, longer = list(small_sizes(model)), [] if self.exact else list(long_sizes(model))
         if self.exact and len(cases) > 1:
@@ -213,7 +213,7 @@ class _Comparison:
                     break
 
     def _differ(self, trial: Trial) -> str:
-        """The difference for one trial; nothing if the original does not run with it, either."""
+        """Return the difference for one trial, or "" if there is none or the original does not run."""
         field = Field(self.seed * 1000 + trial.draw % self.points)
         rng = np.random.default_rng((self.seed, trial.draw, trial.index))
         inputs = draw_inputs(field, self.models[1], trial.sizes, rng, self.exact or trial.draw % 2 == 1)

@@ -52,13 +52,13 @@ COMPARE = (*COMPARISONS, "Clip", "Max", "Min", "Mod", "Pow")
 """Operators that change behaviour at a number."""
 
 BENDS = (*COMPARE, "Abs", "Ceil", "Elu", "Floor", "HardSigmoid", "LeakyRelu", "PRelu", "Relu", "Round", "Sign")
-"""Operators that are not smooth, so that an integer decides what they do."""
+"""Operators that are not smooth: an integer decides how they behave."""
 
 TABLES = ("Gather", "GatherElements", "GatherND")
 """Operators that look up rows of their first input by number."""
 
 LAWFUL = ("ConstantOfShape", "CumSum", "Gemm", "MatMul", "Range", "ReduceMax", "ReduceSum", "Shape", "Size")
-"""Operators that obey one law for all integers, so that random integers tell two graphs of them apart."""
+"""Operators that obey the same law for all integers, so that random integers distinguish two graphs of them."""
 
 
 class NotRunError(OutOfScopeError):
@@ -66,7 +66,7 @@ class NotRunError(OutOfScopeError):
 
 
 class WholeEvaluator(ModelInterpreter):
-    """Evaluates a whole model: known numbers as floats, an operator without an equation as a random function.
+    """Evaluate a whole model: known numbers as floats, an operator without an equation as a random function.
 
     narrow: 16-bit types of recurrent nodes; nodes that rnn_lower emitted may cast float32 back to them.  outcomes: by
     node that makes booleans from input integers, or branches on them, the values seen.  flow: the values that depend on
@@ -95,11 +95,11 @@ class WholeEvaluator(ModelInterpreter):
         return results
 
     def _known(self, numbers: np.ndarray | None) -> Array:
-        """The array for known numbers. Operators on known numbers alone round, as runtimes and constant folding do."""
+        """Return the array for known numbers. Operators on these alone round, as runtimes and constant folding do."""
         before = set(self.field.symbols)
         array = super()._known(numbers)
         if array.dtype == np.uint64 and numbers is not None and numbers.size <= FEW:
-            self._floats[id(array)] = array, numbers  # with the array, so that nothing else gets its identity
+            self._floats[id(array)] = array, numbers  # keeps the array alive, because its id is the key
             wide = numbers.astype(np.float64)
             if not np.isfinite(wide).all():
                 self._symbols[id(array)] = {str(number) for number in np.unique(wide[~np.isfinite(wide)])}
@@ -110,12 +110,12 @@ class WholeEvaluator(ModelInterpreter):
         return self._number(array)
 
     def _number(self, array: Array | None) -> np.ndarray | None:
-        """The numbers behind an array, if they are known."""
+        """Return the numbers that an array represents, if they are known."""
         is_element = array is not None and array.dtype == np.uint64
         return self._floats.get(id(array), (array, None))[1] if is_element else array
 
     def _operands(self, node: ir.Node) -> list[Array | None]:
-        """The operands; those of a Where without the NaN and infinities that its condition never selects."""
+        """Return the operands; those of a Where without NaN and infinities that its condition never selects."""
         operands = super()._operands(node)
         if node.op_type != "Where" or node.domain not in DEFAULT_DOMAINS:
             return operands
@@ -138,7 +138,7 @@ class WholeEvaluator(ModelInterpreter):
 
     def _body(self, body: ir.Graph, arguments: Sequence[Array]) -> list[Array]:
         results = super()._body(body, arguments)
-        self._use(results)  # which may be stacked
+        self._use(results)  # stacking them would lose their symbols
         return results
 
     def _if(self, node: ir.Node) -> list[Array]:
@@ -167,7 +167,7 @@ class WholeEvaluator(ModelInterpreter):
         return results
 
     def _applied(self, node: ir.Node, operands: Sequence[Array | None], own: bool) -> Sequence[Array]:
-        """The results of an operator without bodies."""
+        """Return the results of an operator without bodies."""
         numbers = [self._number(operand) for operand in operands]
         flows = any(value in self._flow.elements for value in node.inputs)
         is_real = any(operand is not None and operand.dtype == np.uint64 for operand in operands)
@@ -181,11 +181,11 @@ class WholeEvaluator(ModelInterpreter):
         goals = (*WIDE, *self.narrow) if NODE_MARK in node.metadata_props else WIDE
         narrows = is_cast and self._goal(node) not in goals
         try:
-            if not narrows:  # which rounds
+            if not narrows:  # narrowing rounds
                 return super()._results(node)
         except SmallInputError as error:
             raise NotRunError(f"{node.op_type} '{node.name}': {error}") from None
-        except (OutOfScopeError, WrongError) as error:  # a use of it that has no equation
+        except (OutOfScopeError, WrongError) as error:  # this use has no equation
             if own and node.op_type in MOVES:
                 raise (NotRunError if isinstance(error, WrongError) else OutOfScopeError)(str(error)) from None
         if is_cast and operands[0] is not None:
@@ -193,7 +193,7 @@ class WholeEvaluator(ModelInterpreter):
         return self._unknown(node, operands)
 
     def _watch(self, node: ir.Node, operands: Sequence[Array | None], result: Array) -> None:
-        """Record what input integers decide at a node, and, as symbols, what both models must do with them."""
+        """Record outcomes that input integers decide at a node, and, as symbols, uses that both models must have."""
         op, flows = node.op_type, [value in self._flow.elements for value in node.inputs]
         if op == "Slice":
             self._watch_bounds(node, operands, flows)
@@ -228,7 +228,7 @@ class WholeEvaluator(ModelInterpreter):
         return self._tables[node]
 
     def _watch_constants(self, arrays: Iterable[Array]) -> None:
-        """Record constants of which integers may select some elements, and never others."""
+        """Record constants whose elements integers select: some may never be selected."""
         for array in arrays:
             numbers = np.unique(array)
             if numbers.size > 1 and self._number(array) is not None:
@@ -246,7 +246,7 @@ class WholeEvaluator(ModelInterpreter):
         self.field.symbols |= {f"{kind} of {row}" for row in map(tuple, np.unique(rows, axis=0).tolist())}
 
     def _is_hard(self, array: Array | None) -> bool:
-        """Whether an array is of integers, booleans, or floats that stand for integers."""
+        """Whether an array contains integers, booleans, or floats that represent integers."""
         return array is None or array.dtype != np.uint64 or self.field.small(array) is not None
 
     def _watch_bounds(self, node: ir.Node, operands: Sequence[Array | None], flows: Sequence[bool]) -> None:
@@ -258,7 +258,7 @@ class WholeEvaluator(ModelInterpreter):
         self.field.symbols |= {f"Slice to {bound}" for bound in bounds if most < bound < 2**31 - 1}
 
     def _is_lawful(self, node: ir.Node, flows: Sequence[bool]) -> bool:
-        """Whether a node obeys one law for all integers that are drawn."""
+        """Whether a node obeys the same law for all integers that are drawn."""
         if node.op_type in MOVES:
             return node.op_type not in (*TABLES, "Slice") or not any(flows[1:])
         if node.op_type in LAWFUL:
@@ -268,7 +268,7 @@ class WholeEvaluator(ModelInterpreter):
         return is_wide and node.op_type in (*RINGS, *CASTS)
 
     def _goal(self, node: ir.Node) -> int | None:
-        """The target type of a Cast or CastLike, if known."""
+        """Return the target type of a Cast or CastLike, if known."""
         if node.op_type == "Cast":
             return node.attributes["to"].as_int()
         dtype = None if node.inputs[1] is None else self._shape_info.dtype(node.inputs[1])
@@ -295,7 +295,7 @@ class WholeEvaluator(ModelInterpreter):
         super()._bind(value, array)
 
     def _computed(self, node: ir.Node, numbers: Sequence[np.ndarray | None]) -> Sequence[Array]:
-        """The results of an operator on known numbers, by onnx's evaluator."""
+        """Run an operator on known numbers with onnx's evaluator."""
         self._limit_size(node, numbers)
         try:
             with np.errstate(all="ignore"):
@@ -305,7 +305,7 @@ class WholeEvaluator(ModelInterpreter):
         return [self._known(array) for array in results]
 
     def _unknown(self, node: ir.Node, operands: Sequence[Array | None]) -> list[Array]:
-        """Random elements, a function of all operands, in the shapes that inference finds."""
+        """Return random elements, keyed by all operands, in the inferred shapes."""
         digest = hashlib.blake2b(f"{node.domain} {node.op_type} {_attributes(node)}".encode())
         for array in operands:
             kind = "none" if array is None else f"{array.dtype} {array.shape}"
@@ -317,7 +317,7 @@ class WholeEvaluator(ModelInterpreter):
         ]
 
     def _shapes(self, node: ir.Node, operands: Sequence[Array | None]) -> list[tuple[int, ...]]:
-        """The shapes of the outputs, inferred from the node alone."""
+        """Return the shapes of the outputs, inferred from the node alone."""
         inputs, constants = {}, []
         for value, array in zip(node.inputs, operands, strict=True):
             if value is None or array is None or value.name in inputs:

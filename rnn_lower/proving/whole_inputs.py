@@ -49,34 +49,34 @@ class Trial:
 
 
 def compared_numbers(comparisons: Iterable[ir.Node]) -> Iterator[int]:
-    """The constants that comparisons read, and their neighbours."""
+    """Yield the constants that comparisons read, and their neighbours."""
     for array in (constant(value) for node in comparisons for value in node.inputs):
         if array is not None and array.size <= 4:
             yield from (int(n) + more for n in array.ravel() if abs(n) < 2**31 for more in (-1, 0, 1))
 
 
 def _free(value: ir.Value) -> list[str]:
-    """The names of the free sizes of an input."""
+    """Return the names of the free sizes of an input."""
     symbols = (symbol(value, axis) for axis in range(len(value.shape or ())))
     return [name for name in symbols if not isinstance(name, int)]
 
 
 def small_sizes(model: ir.Model) -> Iterator[dict[str, int]]:
-    """Small values for the free sizes of the inputs, by name."""
+    """Yield small values for the free sizes of the inputs, by name."""
     free = list(dict.fromkeys(name for value in model.graph.inputs for name in _free(value)))
     for size in SIZES if free else SIZES[:1]:
         yield {name: size + index if size else 0 for index, name in enumerate(free)}
 
 
 def long_sizes(model: ir.Model) -> Iterator[dict[str, int]]:
-    """Large values for the last free size of each input, by name."""
+    """Yield large values for the last free size of each input, by name."""
     free = [names for value in model.graph.inputs if (names := _free(value))]
     for size, other in itertools.product(LONG_SIZES if free else (), (2, 1)):
         yield {name: other for names in free for name in names} | {names[-1]: size for names in free if len(names) > 1}
 
 
 def _counted(node: ir.Node, scope: Scope) -> Iterator[int]:
-    """The constants that a node compares with, counts with or slices at, unless a loop body slices columns."""
+    """Yield constants that a node compares with, counts with or slices at, except for columns in loop bodies."""
     arrays = [constant(value) for value in node.inputs]
     if node.op_type in TABLES and scope.outer is not None and arrays and arrays[0] is not None:
         yield from arrays[0].shape  # a step may look up its position in a table of this size
@@ -91,7 +91,7 @@ def _counted(node: ir.Node, scope: Scope) -> Iterator[int]:
 
 
 def sizes_beyond(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Sizes beyond the constants that a node compares with or a loop counts to."""
+    """Yield sizes beyond the constants that a node compares with or a loop counts to."""
     numbers = {number for model in models for node, scope in nodes(model) for number in _counted(node, scope)}
     large = sorted(number for number in numbers if number > max(SIZES))
     if large and large[-1] > MOST_COUNTED:
@@ -103,13 +103,13 @@ def sizes_beyond(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> Iterat
 
 
 def _sized(value: ir.Value, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """The shape of an input, with its free sizes filled in."""
+    """Return the shape of an input, with its free sizes filled in."""
     symbols = [symbol(value, axis) for axis in range(len(value.shape or ()))]
     return tuple(name if isinstance(name, int) else sizes[name] for name in symbols)
 
 
 def large_integers(model: ir.Model, inputs: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
-    """Integers of any magnitude for a random choice of the integer inputs."""
+    """Return integers of any magnitude for a random choice of the integer inputs."""
     feeds = {}
     for value in required_inputs(model):
         if value.dtype is not None and value.dtype.is_integer() and rng.integers(2):
@@ -123,7 +123,7 @@ def large_integers(model: ir.Model, inputs: Mapping[str, Array], rng: np.random.
 def draw_inputs(
     field: Field, model: ir.Model, sizes: Mapping[str, int], rng: np.random.Generator, lengths: bool
 ) -> dict[str, Array]:
-    """Random inputs. lengths: draw integers from -1 to the largest size plus 1, as sequence lengths."""
+    """Return random inputs. lengths: draw integers from -1 to the largest size plus 1, as sequence lengths."""
     feeds: dict[str, Array] = {}
     steps = [size for value in model.graph.inputs for size in _sized(value, sizes)]
     most = max(steps, default=0) + 2 if all(steps) else 1  # an empty sequence has no valid index

@@ -27,7 +27,7 @@ def inlined_document(document: Document) -> Document:
 
 
 def limits_of(document: Document) -> set[float]:
-    """The limits of the clips of all recurrent nodes."""
+    """Return the clip limits of all recurrent nodes."""
     nodes = (node for node, _ in recurrent_nodes(document.model) if node.op_type in OP_TYPES)
     limits = (equations.read(node, ir.DataType.FLOAT).limit for node in nodes)
     return {limit for limit in limits if limit is not None}
@@ -36,18 +36,18 @@ def limits_of(document: Document) -> set[float]:
 class ModelInterpreter(Interpreter):
     """Evaluates a model over a field.
 
-    folded: whether the two halves of a constant B are added in floats, as where they are a constant of a lowered graph.
-    limits: of the clips of all nodes, which stay clips where they are large.
+    folded: add the halves of a constant B in floats, as constant folding does.
+    limits: clip limits of all nodes; clips at these limits are never dropped as having no effect.
     """
 
     held: dict[str, Array] | None = None
-    """The states that recurrent nodes end with, and begin with the next time, where they remember them."""
+    """By node and state, the final states of the last run, where the next one starts; None if runs are independent."""
 
     def __init__(
         self, field: Field, document: Document, folded: bool, limits: Collection[float], deadline: float
     ) -> None:  # fmt: skip
         super().__init__(field, limits, deadline)
-        self._document, self._folded = document, folded  # alive, since its values are keys
+        self._document, self._folded = document, folded  # the document is kept alive because its values are dict keys
         graph = document.model.graph
         self._graph = Graph(list(graph), graph.outputs, opset_of(document.proto) or 0)
 

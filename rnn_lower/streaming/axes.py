@@ -19,13 +19,13 @@ from rnn_lower.streaming.recurrent_states import Recurrence
 from rnn_lower.streaming.state_caches import CARRIED, Joined
 
 CALLS = ""
-"""In place of an axis: the stream is one run of the model after another."""
+"""The axis of a model of which each run is one step of the stream."""
 
 
 def opened(document: Document, time: str) -> tuple[Document, str, int | None]:
     """The document with a free size for the stream axis, if the axis is named by position and has a fixed size.
 
-    time: the name of a size, or INPUT[AXIS]; of several inputs, separated by commas.
+    time: the name of a size, or INPUT[AXIS], with commas between those of several inputs.
     """
     fixed = {
         axis_name(str(value.name), axis): (str(value.name), axis, size)
@@ -47,8 +47,8 @@ def opened(document: Document, time: str) -> tuple[Document, str, int | None]:
 def outside(document: Document) -> str | None:
     """The axis over which the caller already carries all states, or CALLS if each run of the model is one step.
 
-    None where there is more to carry over the only axis that is free. Raises RnnLowerError where that is one of a
-    fixed size, and UnsupportedError where it is not known: nothing is left as it is unless the analysis finished.
+    Returns None if there are more states to carry along the only free axis. Raises RnnLowerError if they run along an
+    axis of fixed size, and UnsupportedError if the analysis failed, so that it is unknown whether there are more.
     """
     theirs, candidates, refused = set(external(document)), list[str](), None
     free = _free(document)
@@ -87,7 +87,7 @@ def one_step(document: Document) -> str | None:
     shapes = [(node.layout, document.shape_info.shape(node.inputs["X"])) for node in nodes]
     batches = {shape[0 if layout else 1] for layout, shape in shapes if shape is not None}
     if any(symbol not in batches for symbol in _free(document)):
-        return None  # a free axis that is no batch may be the stream
+        return None  # a free axis that is not the batch may be the stream
     for name, axis, dim in _axes(document):
         if dim == 1:
             work, *_ = opened(document.copied(), axis_name(name, axis))
@@ -131,7 +131,7 @@ def _fixed_axes(document: Document) -> list[str]:
 
 
 def stream_axis(document: Document, step: int | None) -> str:
-    """The axis of the stream if none is named: the only free axis, or the one of the recurrent nodes; or CALLS."""
+    """Return the default axis of the stream: the only free axis, that of the recurrent nodes, or CALLS."""
     if external(document) and (axis := outside(document)) is not None:
         return axis
     if step == 1 and (axis := one_step(document)) is not None:
@@ -173,7 +173,7 @@ def axes_of(document: Document, time: str) -> dict[str, int]:
     """The inputs and axes whose size has this name, or that INPUT[AXIS] names."""
     free, nameless = _free(document), (None, *NO_NAMES)
     named = [str(dim) for name, axis, dim in _axes(document) if time == axis_name(name, axis) and dim not in nameless]
-    time = named[0] if named else time  # given by its place although it has a name
+    time = named[0] if named else time  # INPUT[AXIS] of an axis that has a name
     streams = [
         (name, axis)
         for name, axis, dim in _axes(document)
@@ -196,7 +196,7 @@ def called(model: ir.Model, streams: Mapping[str, int]) -> str:
 def external(document: Document) -> list[str]:
     """The recurrent nodes whose state the caller carries: initial state from an input, final state as an output.
 
-    A model of one fixed size may give it back in whatever way it likes: it is for one chunk at a time anyway.
+    A model without free sizes may compute the output from the state in any way, because it runs one chunk at a time.
     """
     model = document.model
     has_one_size = not any(True for _ in free_dims(declared_shapes(model)))

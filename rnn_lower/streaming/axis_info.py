@@ -29,19 +29,19 @@ class UnknownShapeError(Exception):
 class AxisInfo:
     """The known facts about a value: constant over chunks (axis None), or with the frames of the stream along an axis.
 
-    shape: sizes; None when even the rank is unknown, which only a value without the stream may be.
-    every: how many frames of the input make one of this value; a part of one where each makes several.
-    outer: what was merged into the axis in front of the frames; an axis of size outer * frames * inner.
-    lead: how many frames the value has in front that came before the chunk.
-    trail: how many frames it has behind in a run over the whole that are made of padding; a chunk has none of them.
-    blame: why a value with a trail looks ahead, unless it is cut off.  A trail below zero: how many frames it has more.
-    late: how many frames it has less than the chunks so far would make, since each needs some that come later.
-    dropped: how many of these were cut off in front, so that nothing waits for later ones.
-    cut: whether it has less frames than in a run over the whole, which makes up what comes behind the end.
-    last: the value tells of the frames up to the end of the chunk, such as a final state.
-    opening: it is computed from the first frame of the stream, so that it is the same for every chunk.
-    offsets: of integers that are the index of each frame plus constants, these, of size 1 along the stream.
-    content: the sizes that a tensor of integers of rank 0 or 1 holds, where they are known.
+    shape: sizes, or None if even the rank is unknown, which is possible only for values without the stream.
+    every: input frames per frame of this value; a fraction if an input frame makes several.
+    outer: sizes merged into the axis before the frames, which then has size outer * frames * inner.
+    lead: frames at the front of each chunk that precede the chunk.
+    trail: last frames of a whole run that come from padding and are in no chunk; if negative, frames only in chunks.
+    blame: why a value with a trail looks ahead, unless the trail is cut off.
+    late: frames that are still missing after each chunk, because they depend on later frames.
+    dropped: how many of the late frames were cut off at the front, so that their delay does not reach the outputs.
+    cut: whether it has fewer frames than in a whole run, where padding follows the end.
+    last: whether it summarizes the frames up to the end of the chunk, like a final state.
+    opening: whether it is computed from the first frame of the stream, and so is the same for every chunk.
+    offsets: for integers that are frame indices plus constants: these constants, with size 1 along the stream.
+    content: for integers of rank 0 or 1, the sizes that the tensor contains, if known.
     """
 
     shape: tuple[Size, ...] | None
@@ -76,7 +76,7 @@ class AxisInfo:
 
     @property
     def sizes(self) -> tuple[Size, ...]:
-        """The shape. Raises UnknownShapeError when it is not known."""
+        """The shape. Raises UnknownShapeError if it is unknown."""
         if self.shape is None:
             raise UnknownShapeError
         return self.shape
@@ -156,7 +156,7 @@ class RuleContext:
         return info
 
     def optional(self, index: int) -> AxisInfo | None:
-        """An input that may be absent."""
+        """Return the info of an input, or None if it is omitted."""
         return self.inputs[index] if index < len(self.inputs) else None
 
     def content(self, index: int) -> tuple[Size, ...] | None:
@@ -165,7 +165,7 @@ class RuleContext:
         return None if info is None else info.content
 
     def x(self) -> AxisInfo:
-        """The only input that carries the stream, which must be the first."""
+        """Return the first input, which must be the only one that carries the stream."""
         for index, info in enumerate(self.inputs):
             if index and info is not None and info.is_timed:
                 raise self.refuse(f"input {index} depends on the stream")
@@ -222,7 +222,7 @@ class RuleContext:
         return default if attribute is None else attribute.value
 
     def axis(self, default: int, rank: int) -> int:
-        """The attribute `axis`, counted from the front."""
+        """Return the attribute `axis`, counted from the front."""
         return int(self.attribute("axis", default)) % max(rank, 1)
 
     def fresh(self, axis: int) -> str:

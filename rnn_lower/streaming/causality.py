@@ -1,4 +1,4 @@
-"""Follow the stream through the graph, and refuse nodes that are not proved to compute frame by frame."""
+"""Follow the stream through the graph, and refuse nodes that are not proved to be causal."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from rnn_lower.streaming.shapes import filled_shape
 class CausalityAnalysis:
     """The causality analysis: one pass over a model without functions, which stays unchanged.
 
-    streams: the axis of the stream in each input that has it.
-    delay: whether outputs may lack frames at the end of a run over the whole.
-    step: the only length of chunks, which have all their frames then: those that come late mean nothing at first.
-    baked: the length of the stream in the export, which constants may hold.
-    infos: what is known of each value, once `run` has gone over them.  carried: edits of nodes.
-    numbered: nodes that take each frame by its number.  divisors: what the length of chunks is divided by.
+    streams: the axis of the stream by input.
+    delay: whether outputs may lack the last frames of a whole run.
+    step: the only chunk length, or None. With it, chunks of delayed values are complete and start with invalid frames.
+    baked: the stream length that the export fixed, which constants may contain.
+    infos: by value, after `run`.  carried: edits of nodes.
+    numbered: nodes that use frame indices only to select each frame.  divisors: divisors of the chunk length.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class CausalityAnalysis:
         return AxisInfo(tuple(shape), axis)
 
     def _info_of(self, value: ir.Value) -> AxisInfo:
-        if value not in self.infos:  # weights
+        if value not in self.infos:  # e.g. a weight
             self.infos[value] = self._fixed(value)
         return self.infos[value]
 
@@ -138,21 +138,21 @@ class CausalityAnalysis:
         if why := malformed(node, scope.opset):
             raise ctx.refuse(why)
         try:
-            return self._followed(ctx, seen, scope)
+            return self._apply_rule(ctx, seen, scope)
         except RnnLowerError:
             raise
         except UnknownShapeError:
             raise ctx.refuse("the shape of an input is unknown") from None
-        except (IndexError, ValueError, ZeroDivisionError) as error:  # sizes and axes that are not there
+        except (IndexError, ValueError, ZeroDivisionError) as error:  # missing sizes or axes
             raise ctx.refuse("its attributes do not match its inputs") from error
 
-    def _followed(self, ctx: RuleContext, seen: Sequence[AxisInfo], scope: Scope) -> list[AxisInfo]:
+    def _apply_rule(self, ctx: RuleContext, seen: Sequence[AxisInfo], scope: Scope) -> list[AxisInfo]:
         node = ctx.node
         timed, last = any(info.is_timed for info in seen), any(info.last for info in seen)
         if not timed:
             self.constants.compute(node, scope.opset)
         rule = RULES.get(node.op_type)
-        if node.op_type != "Shape":  # which takes no frames
+        if node.op_type != "Shape":  # it reads no frames
             settle(ctx, passes=rule is not None and rule.lead)
         if (content := content_of(ctx)) is not None:
             return [content]

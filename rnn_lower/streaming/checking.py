@@ -17,16 +17,16 @@ from rnn_lower.streaming.session import StreamingSession
 from rnn_lower.validation import check_numbers
 
 LENGTHS = (5, 12, 1, 23, 40)
-"""Chunks of the least length that make a whole run."""
+"""The lengths of whole runs, in chunks of minimal length."""
 
 
 def check_streaming(
     original: Document, fused: Document, model: Any, plan: Plan, runs: int, seed: int, rtol: float, atol: float
 ) -> CheckReport:  # fmt: skip
-    """Compare runs of the original with runs of its streaming model in chunks of random length.
+    """Compare whole runs of the original with runs of its streaming model in chunks of random length.
 
-    fused: the streaming form before its nodes were lowered; these are compared in exact arithmetic where that is cheap.
-    Raises RnnLowerError when no inputs are found with which the original runs.
+    fused: the streaming model before lowering; a short proof compares its nodes with the lowered ones.
+    Raises RnnLowerError if the original does not run with any sampled inputs.
     """
     check_numbers(seed=seed, runs=runs, rtol=rtol, atol=atol)
     if plan.left:

@@ -19,17 +19,17 @@ from rnn_lower.streaming.session import Feeds, StreamingSession
 T = TypeVar("T")
 
 LONGEST = 600
-"""Steps up to which a run is made longer than what is remembered."""
+"""The limit of the remembered steps that a run covers."""
 
 CALLS = 6
-"""Runs, one after another, of a model of which each is one step."""
+"""The number of consecutive runs of a model of which each run is one step."""
 
 
 class ChunkedRuns:
     """Sampling and chunking for runs of the original and of a streaming model.
 
-    step: what chunks are a multiple of.  fixed_step: the only length of a chunk, None where it is free.
-    remembered: so many steps an output looks back at, so that less would show some of the first states only.
+    step: chunk lengths are multiples of it.  fixed_step: the only chunk length, None if it is free.
+    remembered: the number of earlier steps that affect an output; shorter runs would compare only initial states.
     """
 
     def __init__(self, original: Document, streaming: Document, plan: Plan, seed: int) -> None:
@@ -45,7 +45,7 @@ class ChunkedRuns:
     ) -> T | str:  # fmt: skip
         """The results of the original over so many steps after the delay, for sampled inputs; or why no sample ran.
 
-        failure: what `run` raises for inputs that the original does not accept.
+        failure: the exception that `run` raises for inputs that the original does not accept.
         """
         late = max([*self.plan.late.values(), *self.plan.warm_up.values()], default=0)
         frames = (-(-late // self.step) + steps) * self.step

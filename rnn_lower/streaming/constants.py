@@ -18,13 +18,13 @@ def content_of(ctx: RuleContext) -> AxisInfo | None:
     node, x = ctx.node, ctx.inputs[0] if ctx.inputs else None
     if node.op_type == "Shape":
         content = None if x is None or x.shape is None else shape_sizes(node, _whole_shape(x))
-    elif node.op_type == "Cast" and _is_for_ranges(node):  # of floats, which other arithmetic would not round
+    elif node.op_type == "Cast" and _is_for_ranges(node):  # floats are rounded, so only Ranges may read them
         content = None if x is None else x.size_value
     else:
         operands = [None if info is None else info.size_value for info in ctx.inputs]
         content = computed_sizes(node, operands) or _divided(ctx, operands)
         if content is None and any(info is not None and info.is_timed for info in ctx.inputs):
-            # a number that depends on the length of the stream in a way that is not followed; a Reshape may tell it
+            # a size that depends on the stream's length in an unknown way; a Reshape may resolve it
             content = computed_sizes(node, operands, lambda index: size(f"{UNKNOWN}{ctx.fresh(index)}"))
     if content is None:
         return None
@@ -85,14 +85,14 @@ class Constants:
             self._found[value] = np.array(held.numbers, dtype.numpy()).reshape((-1,) if held.rank else ())
 
     def compute(self, node: ir.Node, opset: int) -> None:
-        """Compute the results of a node whose inputs are all small and known."""
+        """Evaluate a node whose inputs are all small and constant."""
         if node.op_type in ("Constant", *RANDOM) or any(True for _ in subgraphs(node)) or not node.inputs:
             return
         if any(not self._is_small(value) for value in node.inputs):
             return
         try:
             results = evaluate_node(node, [self.get(value) for value in node.inputs], opset)
-        except Exception:  # what the evaluator cannot do is not known
+        except Exception:  # then the result stays unknown
             return
         pairs = zip([value for value in node.outputs if value.name], results, strict=True)
         self._found.update((value, array) for value, array in pairs if array.size <= LONGEST)

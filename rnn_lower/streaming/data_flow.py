@@ -21,7 +21,7 @@ def _closure(value: ir.Value, step: Callable[[ir.Value], Iterable[ir.Value]]) ->
 
 
 PASSES_ON = (*DATA_MOVEMENT, "Cast")
-"""Operators that compute nothing, but for a cast."""
+"""Operators that only move data or cast it."""
 
 
 def outputs_of(model: ir.Model, value: ir.Value, computed: bool = False) -> set[ir.Value]:

@@ -1,16 +1,16 @@
 """Delayed values: frames that need later frames are held back for the next chunks.
 
-Of a value that is `late` by L frames, chunks that come to m frames have made m / every - L. Windows of `reach` frames
-that are moved by `stride` frames and have `before` frames padded in front turn n frames into
+If a value is `late` by L frames, it has m / every - L frames after chunks with m input frames in total. Windows of
+`reach` frames with a stride of `stride` frames and `before` frames of left padding turn n frames into
 
     max(0, (n + before - reach) // stride + 1),
 
-and the frames from `stride` times that number on are held back. That is right for any number of frames a chunk, so what
-comes late may meet strides, other windows and recurrent nodes; only the number of frames is another each time.
+and the frames from `stride` times that number on are held back. This is correct for any chunk length, so delayed values
+may be read by strided nodes, other windows and recurrent nodes; only the number of frames varies from chunk to chunk.
 
-Where chunks are of one length, they keep it: the first L frames mean nothing, and whoever runs the model drops them.
-Nothing that remembers may take them for frames, so recurrent nodes hold their states until then, and sums, padding and
-the like find in their place what stands in front of the stream.
+If all chunks have one length, so do delayed values: the first L frames are invalid, and the caller drops them. No state
+may depend on invalid frames, so recurrent nodes keep their states until the first valid frame, and for sums, padding
+and similar nodes the frames that precede the stream replace the invalid ones.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def hold_back_ends(ctx: RuleContext) -> None:
 def wait_for_each_other(ctx: RuleContext) -> None:
     """Hold back the earlier inputs of a node if its inputs have different delays."""
     timed = {index: info for index, info in enumerate(ctx.inputs) if info is not None and info.axis is not None}
-    if ctx.node.op_type == "Gather" and len(timed) > 1:  # of frames by their indices, which are replaced
+    if ctx.node.op_type == "Gather" and len(timed) > 1:  # its indices are replaced by windows
         return
     late, cut = max((x.late for x in timed.values()), default=0), any(x.cut for x in timed.values())
     dropped = min((x.dropped for x in timed.values()), default=0)

@@ -25,18 +25,18 @@ from rnn_lower.streaming.initial_states import evaluate
 from rnn_lower.streaming.plan import State
 
 MADE = "stream/"
-"""With which the names of nodes begin that carry what the stream remembers."""
+"""The prefix of the names of nodes that carry the state."""
 
 INT64 = ir.DataType.INT64
 
 _NAMED = "rnn_lower.named"
-"""Where a value that was written keeps that it has a name of the model's."""
+"""The metadata key of a value that already has one of the model's names."""
 
 
 class Site:
     """A node to rewrite, with builders for the nodes before and after it.
 
-    name: of the node, for what is written for it.  owner: the node, for messages.
+    name: of the node, the scope for emitted values.  owner: the node, for messages.
     """
 
     def __init__(self, node: ir.Node, message: onnx.NodeProto, before: GraphBuilder, behind: GraphBuilder) -> None:
@@ -83,11 +83,11 @@ class Site:
 class GraphEditor:
     """Edits the protobuf of a document in place; do not use the document's onnx_ir view afterwards.
 
-    states, notes: what is carried, and what a user should know.
-    left: inputs whose state is left to the caller.  back: by these, the outputs that give it back, and of which node.
-    lengths: by value, what counts it.  seen: the state that counts the frames before a chunk, where there is one.
-    delayed: frames that several nodes wait for, by the value, the axis and how many.
-    replaced: values that nodes no longer take.  symbols: where sizes can be read off.  step: the only length of chunks.
+    states: the states to carry.  notes: messages for the user.  step: the only chunk length, or None.
+    left: inputs whose state the caller carries.  back: by such an input, the outputs that return the state, and a node.
+    lengths: by sequence_lens, the steps in this chunk and the mask of ended rows.  seen: the state that counts frames.
+    delayed: by value, axis, length and crop, a delayed value that several nodes read.
+    replaced: values that nodes no longer read.  symbols: by symbolic size, an input and axis to read it from.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class GraphEditor:
         self._first = graph_builder(document.proto, MADE.rstrip("/"), self.names)
         self._sites: dict[int, Site] = {}
         self._kept: dict[tuple[str, int], onnx.NodeProto] = {}
-        self._bodies: list[onnx.GraphProto] = []  # alive, so that they keep their identities
+        self._bodies: list[onnx.GraphProto] = []  # alive, because their ids are keys
         self.lengths: dict[str, tuple[ir.Value, ir.Value]] = {}
         self.delayed: dict[tuple[str, int, int, int | None], ir.Value] = {}
         self.replaced: dict[tuple[ir.Node, int], ir.Value] = {}
@@ -152,7 +152,7 @@ class GraphEditor:
             dims, info = message.type.tensor_type.shape.dim, timed.get(message.name)
             if info is not None and info.axis is not None and info.axis < len(dims):
                 dims[info.axis].ClearField("dim_value")
-                if info.late:  # of another size than others of this name, which runtimes would reuse the memory of
+                if info.late:  # else runtimes would reuse memory of values of another size
                     dims[info.axis].ClearField("dim_param")
 
     # -- states ----------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ class GraphEditor:
     ) -> tuple[State, ir.Value]:
         """A new state, and its current value: a new model input, or the initial value in rows that are reset.
 
-        what: the state is, in its name.  first: its value before the first chunk, whose type it has.
+        what: the kind of state, part of its name.  first: the value before the first chunk, of the state's dtype.
         """
         source, result = (self.names.unique(f"{site.name}/{what}_{end}") for end in ("in", "out"))
         dtype = ir.DataType.from_numpy(first.dtype)
@@ -225,7 +225,7 @@ class GraphEditor:
         value, name, source, dtype = str(operand.name), state.output, state.input, ir.DataType[state.dtype]
         chain = self._chains[id(site.message)]
         for node, body in reversed(chain):
-            if (source, id(body)) in self._kept:  # the other branch has it too, which made an output of it
+            if (source, id(body)) in self._kept:  # the other branch also computes it, and made it an output
                 self._kept[source, id(body)].input[0] = value
                 return
             for branch in protobuf.graphs_of(node):
@@ -353,7 +353,7 @@ def put_around(graph: onnx.GraphProto, first: GraphBuilder, last: Iterable[ir.No
 def name_value(b: GraphBuilder, operand: Operand, name: str) -> bool:
     """Give an emitted value a name of the model; return False if an Identity copies it instead.
 
-    Equal nodes are one, so that a value may be named more than once.
+    Builders merge equal nodes, so a value may be named more than once.
     """
     assert isinstance(operand, ir.Value)
     is_new = operand.producer() is not None and _NAMED not in operand.meta

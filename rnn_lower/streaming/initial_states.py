@@ -17,7 +17,7 @@ from rnn_lower.streaming.data_flow import inputs_of
 from rnn_lower.transforms.evaluate import evaluate as evaluate_nodes
 
 NUMBERS = (1, 2, 3, 7, 32)
-"""What the symbols stand for in turn: the values have to be those for 1, repeated."""
+"""Values for all symbols: results must repeat the result for 1."""
 
 
 class FromInput(UnsupportedError):
@@ -29,14 +29,14 @@ def evaluate(
 ) -> tuple[np.ndarray, tuple[Size, ...]]:  # fmt: skip
     """The value with size 1 along symbolic axes, if it only repeats along them; or a constant.
 
-    Raises FromInput when it is computed from an input, UnsupportedError when it depends on sizes in another way.
+    Raises FromInput if it is computed from an input, UnsupportedError if it depends on sizes in any other way.
     """
-    if sources := inputs_of(document.model, value):  # also where branches choose between parts of it
+    if sources := inputs_of(document.model, value):  # including inputs that reach it through branches
         raise FromInput(f"its initial state is computed from input '{min(str(source.name) for source in sources)}'")
     base, *larger = arrays = [_at(document, infos, value, number) for number in NUMBERS]
     if all(np.array_equal(base, array) for array in larger):
         return base, tuple(map(size, base.shape))
-    if base.ndim == len(shape):  # rows that are merged with others are alike too
+    if base.ndim == len(shape):  # rows of merged axes must be equal too
         base = base[tuple(slice(0, 1) if each.of else slice(None) for each in shape)]
     symbols = {symbol for axis in shape for symbol in axis.of}
     wanted = [tuple(axis.at(dict.fromkeys(symbols, number)) for axis in shape) for number in NUMBERS]
@@ -74,6 +74,6 @@ def _at(document: Document, infos: Mapping[ir.Value, AxisInfo], value: ir.Value,
     need(value)
     try:
         (array,) = evaluate_nodes(nodes.values(), held, [str(value.name)], document.proto.opset_import)
-    except Exception as error:  # whatever the evaluator trips over
+    except Exception as error:  # the evaluator raises exceptions of any type
         raise UnsupportedError(f"its initial state cannot be computed: {one_line(error)}") from None
     return array

@@ -21,8 +21,7 @@ INT32, DOUBLE, BOOL = ir.DataType.INT32, ir.DataType.DOUBLE, ir.DataType.BOOL
 def count_down(work: GraphEditor, read: RecurrentNode, batch: Size) -> ir.Value:
     """Emit the remaining lengths; returns the mask of rows that ended before this chunk, broadcast to a state.
 
-    What is left of a row is its length, then -1: a row of no frames at all has a final state of zeros, which one
-    that has ended before must not get.
+    The remaining length of an ended row is -1: only a row that has 0 at the start must get a final state of zeros.
     """
     site, where = work.at(read.node), read.describe()
     lengths = read.inputs["sequence_lens"]

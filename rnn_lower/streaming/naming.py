@@ -19,7 +19,7 @@ from rnn_lower.streaming.graph_editor import declared, graph_builder, name_value
 from rnn_lower.streaming.plan import Plan, State
 
 FIELDS = ("node", "state", "end", "index")
-"""What a template may name: the node, what its state is, "in" or "out", and the number of the state."""
+"""The fields of a template: the node, the kind of state, "in" or "out", and the number of the state."""
 
 
 def renamed(model: onnx.ModelProto, plan: Plan, template: str) -> Plan:
@@ -62,7 +62,7 @@ def _formatted(template: str, fields: Mapping[str, object]) -> str:
 def packed(model: onnx.ModelProto, plan: Plan) -> Plan:
     """Pack all states of one element type into one tensor, [batch, elements] if the batch size is free.
 
-    The states of callers stay as they are. Raises UnsupportedError for states that grow, or are of several batches.
+    The states of callers are not packed. Raises UnsupportedError for states that grow, or that have different batches.
     """
     graph, kinds = model.graph, dict[tuple[str, Size], list[State]]()
     for state in plan.states:

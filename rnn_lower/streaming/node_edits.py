@@ -1,4 +1,4 @@
-"""Rewrite nodes without a state: other arguments, shapes that are valid for chunks, masked frames."""
+"""Rewrite nodes without a state: new arguments, shapes that are valid for chunks, masked frames."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def copy_zeros(_: GraphEditor, site: Site) -> None:
 def tell_sizes(work: GraphEditor, site: Site, sizes: Sequence[Size]) -> None:
     """Compute the shape of a Reshape without -1, which is undefined for chunks without frames.
 
-    Sizes of the batch are read off the inputs. A sum: onnxruntime puts -1 into shapes that are concatenated.
+    Batch sizes are read from the inputs. The shape is a sum, because onnxruntime puts -1 into concatenated shapes.
     """
     work.check_sizes(site.owner, sizes)
     b, shape = site.before, _numbers(each.number or 0 for each in sizes)
@@ -106,7 +106,7 @@ def take_windows(work: GraphEditor, site: Site, x: AxisInfo, offsets: np.ndarray
 def keep_reduced(_: GraphEditor, site: Site, axes: Sequence[int], keepdims: bool) -> None:
     """Keep only the first element of each reduced axis, and drop the axis unless `keepdims`.
 
-    onnxruntime (1.31) leaves axes as they are where there is nothing in the input.
+    onnxruntime (1.31) does not reduce axes of an empty input.
     """
     b, output, count = site.behind, str(site.output().name), len(axes)
     site.change({"keepdims": 1})

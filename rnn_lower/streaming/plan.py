@@ -20,17 +20,17 @@ KEY = "rnn_lower.stream"
 SCHEMA = 1
 
 LAST, FIXED = "last", "fixed"
-"""Outputs that tell of all frames so far, and those that are the same for every chunk."""
+"""Kinds of outputs: they summarize all frames so far, or are the same for every chunk."""
 
 
 @dataclasses.dataclass(frozen=True)
 class State:
     """A state between chunks: an output that becomes an input of the next run.
 
-    shape: sizes, symbols being those of `Plan.symbols`.  first: the value before the first chunk, of size 1 along axes
-    with a symbol; None where the caller gives it, since the model has always had this input.
-    parts: the states that it holds, side by side, where it is packed.
-    node: for people, what the state is of.  rows: the axis of the batch, None where it is not known.
+    shape: sizes with the symbols of `Plan.symbols`.  first: the value before the first chunk, of size 1 along symbolic
+    axes; None if the caller provides it, because it was an input of the original model.
+    parts: for a packed state, the states that it contains.
+    node: a description for messages.  rows: the batch axis, or None if it is unknown.
     """
 
     input: str
@@ -45,15 +45,15 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """inputs: axis of the stream by name.  outputs: axis, "last" or "fixed" by name.
+    """The metadata. inputs: the stream's axis by input.  outputs: by output, the stream's axis, "last" or "fixed".
 
-    every: chunks must be a multiple of so many frames.  symbols: input and axis that tell a size.
-    reset: the input that sets rows back, if there is one.  left: inputs that carry states in ways of the model's own.
-    late: how many frames of the input outputs come late, by name, where they do.  cut: outputs that have less frames
-    than in a run over the whole, whose last ones come when the stream goes on.
-    warm_up: frames of outputs that come first and mean nothing, by name, where chunks are of one length only.
-    seen: the state that counts the frames before the chunk, where there is a warm-up.
-    reach: frames of the input at most that an output looks back at by other ways than recurrent nodes.
+    every: chunk lengths must be multiples of it.  symbols: by symbolic size, an input and axis that have it.
+    reset: the input that resets rows, or None.  left: inputs whose states the caller feeds back.
+    late: by delayed output, the delay in input frames.  cut: outputs without the last frames of a whole run, which come
+    when the stream goes on.
+    warm_up: by output, the number of invalid first frames, if chunks have one length.
+    seen: the state that counts the frames before the chunk, if there is a warm-up.
+    reach: the most input frames that an output looks back at, except through recurrent nodes.
     """
 
     inputs: Mapping[str, int]

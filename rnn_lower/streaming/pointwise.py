@@ -93,7 +93,7 @@ def cumulative_sum(ctx: RuleContext) -> list[AxisInfo]:
 
 
 IDENTITIES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
-"""How Resize maps coordinates: each of these leaves an axis as it is whose scale is 1."""
+"""Coordinate transformations that keep an axis unchanged if its scale is 1."""
 
 
 def resize(ctx: RuleContext) -> list[AxisInfo]:
@@ -126,7 +126,7 @@ REPEATS = {("asymmetric", "floor")} | {
     for coordinates in ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
     for side in ("floor", "ceil")
 }
-"""How nearest frames are found, by coordinates and rounding, where each is repeated by a whole scale."""
+"""Pairs of coordinate transformation and rounding that repeat each frame if the scale is an integer."""
 
 
 def _repeated(ctx: RuleContext, x: AxisInfo, resized: Size | None) -> AxisInfo:
@@ -167,7 +167,7 @@ def not_channels(ctx: RuleContext) -> list[AxisInfo]:
     if along(ctx, x) == 1:
         raise ctx.refuse("its parameters differ for each frame of the stream")
     scale = ctx.input(1)
-    if scale.shape is None or scale.rank != 1:  # as spatial=0 had it
+    if scale.shape is None or scale.rank != 1:  # spatial=0, before opset 9
         raise ctx.refuse("it must have exactly one mean and one variance for each channel")
     return [x]
 
@@ -183,7 +183,7 @@ def later_axes(ctx: RuleContext) -> list[AxisInfo]:
     """Normalization over an axis and all later ones."""
     x = ctx.x()
     infos = _normalized(ctx, x, range(ctx.axis(-1, x.rank), x.rank))
-    for index, info in enumerate(ctx.inputs[1:], 1):  # they are broadcast to all of the input
+    for index, info in enumerate(ctx.inputs[1:], 1):  # scale and bias broadcast to the input
         if info is not None and (info.shape is None or info.rank > x.rank):
             raise ctx.refuse(f"the shape of input {index} does not match the shape of its first input")
         back = along(ctx, x) - x.rank

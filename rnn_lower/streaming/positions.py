@@ -29,7 +29,7 @@ def index_offsets(ctx: RuleContext, info: AxisInfo) -> np.ndarray | None:
         return None
     try:
         result = np.asarray(evaluate_node(ctx.node, operands, ctx.opset)[0])
-    except Exception:  # what the evaluator cannot do is not known
+    except Exception:  # then the result stays unknown
         return None
     stays = result.dtype.kind == "i" and result.ndim == info.rank and result.shape[along(ctx, info)] == 1
     return result if stays else None

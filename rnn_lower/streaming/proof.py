@@ -28,15 +28,15 @@ from rnn_lower.streaming.session import Feeds, StreamingSession
 from rnn_lower.validation import check_numbers
 
 MORE = 7
-"""Steps beyond all that is remembered."""
+"""Steps of a run in addition to the remembered ones."""
 
 FAILURE = 1e-7
-"""The chance that two functions that differ agree at one point: values of polynomials modulo a prime above 2^30."""
+"""The probability that two different functions agree at one point: polynomials modulo a prime above 2^30."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StreamProof:
-    """The result: "proved", "not equal" or "out of scope", the reason, and the numbers of chunks and borders."""
+    """The result ("proved", "not equal" or "out of scope"), its reason, and the numbers of chunks and borders."""
 
     result: str
     reason: str = ""
@@ -64,7 +64,7 @@ class StreamProof:
 
     @property
     def verdict(self) -> str:
-        """One line to end with."""
+        """The final line."""
         if not self.ok:
             return f"NOT PROVED: {self.result}: {self.reason or 'no border between chunks was compared'}"
         return (
@@ -81,7 +81,7 @@ def prove_streaming(
 ) -> StreamProof:
     """Compare whole runs of the original with chunks of a streaming model at random points.
 
-    seconds: of this thread, after which what is not proved is out of scope.
+    seconds: CPU time of this thread, after which the result is "out of scope".
     """
     check_numbers(points=points, seed=seed)
     original, streaming = inlined_document(original), inlined_document(streaming)
@@ -91,7 +91,7 @@ def prove_streaming(
     def verdict(result: str, why: str) -> StreamProof:
         return StreamProof(result, why, outputs, states, points, chunked.chunks, chunked.borders)
 
-    for folded in (True, False):  # a constant sum of biases is rounded where the lowered graph holds it
+    for folded in (True, False):  # a constant sum of biases is rounded if the lowered graph contains it
         chunked = ChunkedRuns(original, streaming, plan, seed)
         try:
             difference = None
@@ -192,7 +192,7 @@ def _elements(field: Field, chunk: Mapping[str, Any]) -> Feeds:
 
 
 def _random_elements(field: Field, feeds: Feeds) -> Feeds:
-    """Sampled inputs with random elements in place of floats."""
+    """Replace the floats of sampled inputs by random field elements."""
     return {
         name: field.random(array.shape) if array.dtype.kind in "fV" else _elements(field, {name: array})[name]
         for name, array in feeds.items()

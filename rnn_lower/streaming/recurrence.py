@@ -45,7 +45,7 @@ def _over_time(ctx: RuleContext, read: RecurrentNode, x: AxisInfo, batch: int) -
     if x.late and ctx.analysis.step is not None:
         if len(states) > 0 and states[0] is not None:
             raise ctx.refuse("its frames are delayed, but its sequence_lens count frames from the first chunk on")
-        if more := -x.late % max(1, int(ctx.analysis.step / x.every)):  # a state is held for whole chunks
+        if more := -x.late % max(1, int(ctx.analysis.step / x.every)):  # a state is kept for whole chunks
             ctx.carry(held(ctx, x, more + 1, crop=0))
             x = x.changed(late=x.late + more, cut=True)
     ctx.carry(Recurrence(read, rows, x.every, x.late))
@@ -93,7 +93,7 @@ def scan(ctx: RuleContext) -> list[AxisInfo]:
     for info, value in zip(states, body.outputs, strict=False):
         after = ctx.analysis.shape_info.shape(value) or (None,) * info.rank
         grows = (dim == ONE and n != 1 and (free or n is not None) for dim, n in zip(info.sizes, after, strict=False))
-        if len(after) != info.rank or any(grows):  # where it is broadcast to the rows of a sequence
+        if len(after) != info.rank or any(grows):  # the state would be broadcast to the rows of a sequence
             raise ctx.refuse("the shape of a state may change in a step")
     shapes, dtypes = tuple(info.sizes for info in states), tuple(ctx.dtype(k) for k in range(count))
     ctx.carry(Steps(ctx.node, shapes, dtypes))
@@ -115,7 +115,7 @@ def choice(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("its condition depends on the stream")
     names = ["then_branch", "else_branch"]
     if condition.content is not None and len(condition.content) == 1 and condition.content[0].number is not None:
-        names = names[:1] if condition.content[0].number else names[1:]  # the other one never runs
+        names = names[:1] if condition.content[0].number else names[1:]  # the other branch never runs
         return ctx.analysis.branch(ctx.scope, ctx.node.attributes[names[0]].as_graph())
     then, otherwise = (ctx.analysis.branch(ctx.scope, ctx.node.attributes[name].as_graph()) for name in names)
     return [_agreed(ctx, a, b) for a, b in zip(then, otherwise, strict=True)]

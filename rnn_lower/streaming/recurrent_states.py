@@ -17,14 +17,14 @@ from rnn_lower.streaming.lengths import count_down
 from rnn_lower.streaming.plan import State
 
 STATES = {"h": (5, 1), "c": (6, 2)}
-"""Input and output of a recurrent node, by state."""
+"""The input and the output of a recurrent node, by state."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Recurrence:
     """A recurrent node over the stream.
 
-    batch: size of its batch.  every: how many frames of the input make one step of it.  late: how late they come.
+    batch: its batch size.  every: input frames per step.  late: the delay of its steps.
     """
 
     read: RecurrentNode
@@ -59,7 +59,7 @@ class Recurrence:
             try:
                 first, shape = work.first(read.describe(), initial, shape, read.dtype)
             except FromInput as error:
-                _leave(work, read, str(error))
+                _leave_to_caller(work, read, str(error))
                 return
             state, current = work.take_state(site, letter, first, shape, rows)
         work.replace_input(site, index, current)
@@ -71,7 +71,7 @@ def tell_length(work: GraphEditor, read: RecurrentNode, steps: int) -> None:
     if work.step is None or read.static_length is not None:
         return
     site = work.at(read.node)
-    sizes = [each.number or 0 for each in work.infos[read.inputs["X"]].sizes]  # 0: as it is
+    sizes = [each.number or 0 for each in work.infos[read.inputs["X"]].sizes]  # 0 copies the size
     sizes[1 if read.layout else 0] = steps
     site.feed(0, site.before.reshape(site.input(), sizes, "X"))
 
@@ -110,7 +110,7 @@ def _check_callers(work: GraphEditor, read: RecurrentNode, initial: ir.Value) ->
     work.notes.append(f"{read.describe()}: its state is already the input '{initial.name}', which remains")
 
 
-def _leave(work: GraphEditor, read: RecurrentNode, reason: str) -> None:
+def _leave_to_caller(work: GraphEditor, read: RecurrentNode, reason: str) -> None:
     """Leave a state to the caller if the model reads and returns it after other operators. reason: names the node."""
     if "sequence_lens" in read.inputs:
         raise UnsupportedError(f"{reason}, which is not supported for a node with sequence_lens")
@@ -119,7 +119,7 @@ def _leave(work: GraphEditor, read: RecurrentNode, reason: str) -> None:
         start, final = read.inputs.get(f"initial_{letter}"), read.outputs.get(f"Y_{letter}")
         initial = None if start is None else _reshaped_input(start)
         if initial is not None and (final is None or not outputs_of(model, final)):
-            _give_back(work, read, letter, initial)
+            _add_final_output(work, read, letter, initial)
             continue
         if start is None or final is None or not inputs_of(model, start) or not outputs_of(model, final):
             raise UnsupportedError(
@@ -145,7 +145,7 @@ def _reshaped_input(value: ir.Value) -> ir.Value | None:
     return value if value.is_graph_input() and not value.is_initializer() and alone else None
 
 
-def _give_back(work: GraphEditor, read: RecurrentNode, letter: str, initial: ir.Value) -> None:
+def _add_final_output(work: GraphEditor, read: RecurrentNode, letter: str, initial: ir.Value) -> None:
     """Return the final state as an output in the shape of the input of the initial state."""
     site, index, source = work.at(read.node), STATES[letter][1], str(initial.name)
     if work.is_nested(site) or initial.dtype is None:

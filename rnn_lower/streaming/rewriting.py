@@ -56,9 +56,9 @@ class StreamOptions:
 class StreamedModel:
     """The streaming form of a model before its recurrent nodes are lowered.
 
-    document: of it.  original: the model that was followed, inputs being set and functions inlined.
-    time: what to call the size of the stream when it is fixed; None where the model had its states outside already.
-    late: recurrent nodes that get no frames at first.  length: of chunks, where the model is of one already.
+    document: the streaming model.  original: the analyzed model, with inputs set and functions inlined.
+    time: the name of the stream's size for `dims`; None if the model already had its states as inputs.
+    late: recurrent nodes that get no frames at first.  length: the only chunk length if the export fixed it.
     """
 
     document: Document
@@ -86,7 +86,7 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
     left_outside = time is None and bool(external(ready)) and step is None
     judged = original
     try:
-        work, analysis = _followed(original, streams, delay, step)
+        work, analysis = _analyzed(original, streams, delay, step)
     except UnsupportedError as error:
         if baked is None and isinstance(error, FixedLengthError):
             logger.info(
@@ -96,8 +96,8 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
             return streamed(document, fixed, {**(dims or {}), called(original.model, streams): error.length})
         if baked is None:
             raise
-        work, analysis = _followed(original, streams, delay, step, baked)
-        judged = ready  # which runs at its own length alone
+        work, analysis = _analyzed(original, streams, delay, step, baked)
+        judged = ready  # it runs only at its own length
     recurrent = [(node.describe(), node.inputs["X"]) for node in read_nodes(work.model, work.shape_info)]
     if time is None and _nothing_runs(analysis, work) and not left_outside:
         raise RnnLowerError(
@@ -135,7 +135,7 @@ def _written(
     """The plan of a rewritten model, which is also stored in its metadata."""
     editor.finish()
     editor.pair_left()
-    states = tuple({state.input: state for state in editor.states}.values())  # several nodes may count the same lengths
+    states = tuple({state.input: state for state in editor.states}.values())  # several nodes may share lengths
     plan = Plan(
         inputs, outputs, states, symbols=editor.symbols, reset=editor.reset, left=tuple(sorted(editor.left)),
         seen=editor.seen, **properties,
@@ -152,7 +152,7 @@ def _call_by_call(document: Document, requested: StreamOptions) -> StreamedModel
         raise RnnLowerError(
             f"--step {requested.step}: each run of the model is one step of its recurrent nodes; use --step 1"
         )
-    work, analysis = _followed(document, {}, False)
+    work, analysis = _analyzed(document, {}, False)
     editor = GraphEditor(work, analysis.infos, _symbols(document.model, {}), requested.reset)
     for node in read_nodes(work.model, work.shape_info):
         if node.direction != "forward" or "sequence_lens" in node.inputs:
@@ -167,7 +167,7 @@ def _call_by_call(document: Document, requested: StreamOptions) -> StreamedModel
     return StreamedModel(Document(work.proto, work.folder), document, plan, None)
 
 
-def _followed(
+def _analyzed(
     document: Document, streams: dict[str, int], delay: bool, step: int | None = None, baked: int | None = None
 ) -> tuple[Document, CausalityAnalysis]:  # fmt: skip
     """A copy of the document, and its causality analysis."""

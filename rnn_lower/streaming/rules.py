@@ -13,10 +13,10 @@ from rnn_lower.streaming.axis_info import AxisInfo, RuleContext
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A family of operators; docs/streaming.md says what each accepts and refuses.
+    """The rule for a family of operators; docs/streaming.md lists what it accepts and refuses.
 
-    operators: their names.  follow: returns the axis info of the outputs, or raises UnsupportedError.
-    lead: whether left padding may come before the stream.
+    operators: their names.  follow: returns the infos of the outputs, or raises UnsupportedError.
+    lead: whether inputs may have left padding.
     """
 
     operators: tuple[str, ...]

@@ -187,7 +187,7 @@ class StreamingSession:
 
     def _rows(self, chunk: Feeds) -> int:
         state: State = next(state for state in self.plan.states if state.first is not None)
-        assert state.rows is not None  # else it could not be set back
+        assert state.rows is not None  # checked when reset was added
         return int(np.shape(chunk[state.input])[state.rows])
 
 

@@ -1,4 +1,4 @@
-"""Rules for operators that rearrange elements: the positions of the frames after them."""
+"""Rules for operators that rearrange elements: they compute the axis of the frames afterwards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rnn_lower.streaming.node_edits import (
 from rnn_lower.streaming.state_caches import First
 
 WHOLE = 2**31 - 1
-"""Ends of slices from here on mean the end of the axis."""
+"""Ends of slices from this number on mean the end of the axis."""
 
 ATTENTION = "; attention can be streamed if it covers a fixed number of frames, taken as windows (Tensor.unfold)"
 
@@ -42,9 +42,9 @@ class FixedLengthError(UnsupportedError):
 def mapped(ctx: RuleContext, terms: Sequence[Sequence[object]], result: Sequence[object], lost: str) -> AxisInfo:
     """The output of an operator whose axes correspond to input axes by label.
 
-    terms: the labels of each input's axes; axes of one label are of one size, or of size 1.  result: those of the
-    output, None for an axis of its own of size 1.  lost: why it is refused where these have not the stream's.
-    Raises ValueError for a result that the inputs cannot have.
+    terms: labels of each input's axes; axes with one label have the same size, or size 1.  result: labels of the
+    output's axes, None for a new axis of size 1.  lost: why a `result` without the stream's label is refused.
+    Raises ValueError for labels that no input has.
     """
     pairs = [(info, term) for info, term in zip(ctx.inputs, terms, strict=False) if info is not None]
     x = same_frames(ctx, [info for info, _ in pairs])
@@ -103,7 +103,7 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("its output shape is unknown")
     if ctx.attribute("allowzero", 0) and size(0) in target:
         raise ctx.refuse("its output has an axis of size 0 (allowzero)")
-    if ctx.analysis.step is not None:  # no size is 0 then, and shape inference knows the sizes
+    if ctx.analysis.step is not None:  # no size is 0, and shape inference knows all sizes
         ctx.edit(copy_zeros)
     unknown = [
         k for k, dim in enumerate(target)
@@ -203,10 +203,8 @@ def _regrouped(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo:
             continue
         inner = dim.over(outer * x.length)
         if inner is not None and not inner.is_timed:
-            if (
-                outer == ONE and inner.number and not (x.late or x.cut or x.lead or x.trail)
-            ):  # each frame becomes several
-                return x.moved(axis, shape, outer=ONE, every=x.every / inner.number)
+            if outer == ONE and inner.number and not (x.late or x.cut or x.lead or x.trail):
+                return x.moved(axis, shape, outer=ONE, every=x.every / inner.number)  # each frame becomes several
             return x.moved(axis, shape, outer=outer)
         grouped = None if x.lead or x.trail else (outer * x.frames).over(dim)
         if grouped is not None and grouped.number and x.late:
@@ -241,7 +239,7 @@ def split(ctx: RuleContext) -> list[AxisInfo]:
     axis = ctx.axis(0, x.rank)
     if axis == along(ctx, x):
         raise ctx.refuse("it splits the stream along the time axis")
-    ctx.integers(1, "split", 13)  # which must not be computed
+    ctx.integers(1, "split", 13)  # raises if they are not constant
     return [x.moved(along(ctx, x), ctx.resized(x, [axis], index)) for index in range(len(ctx.node.outputs))]
 
 
@@ -278,7 +276,7 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
     axes = ctx.integers(3, "axes", 10) or list(range(len(columns[0])))
     steps = (ctx.integers(4, "steps", 10) if ctx.opset >= 10 else None) or [1] * len(axes)
     time, sizes = along(ctx, x), list(x.sizes)
-    if x.lead or x.trail:  # what the export has fixed is the length of the stream without its padding
+    if x.lead or x.trail:  # the export fixed the length without padding
         pairs = list(zip(axes, columns[1], strict=True))
         same = [axis % x.rank == time and end.number == (ctx.exported(x.frames) or "") for axis, end in pairs]
         columns[1] = tuple(x.frames if whole else end for whole, (_, end) in zip(same, pairs, strict=True))
@@ -302,7 +300,7 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
         return [_thinned(ctx, x, step, sizes)]
     if start < 0:
         x = settled(x, ctx.analysis.delay)
-    if start < 0 and step == 1 and end >= WHOLE and _has_always(x, -start):  # the last frames so far
+    if start < 0 and step == 1 and end >= WHOLE and _always_has(x, -start):  # the last frames so far
         sizes[time] = size(-start)
         return [x.ended(sizes)]
     behind = -end if end < 0 else 0 if end >= WHOLE else None
@@ -341,7 +339,7 @@ def _positions(ctx: RuleContext, index: int, name: str) -> tuple[Size, ...]:
 def _position(ctx: RuleContext, x: AxisInfo, axis: int, position: Size, is_end: bool = False) -> int:
     """A position along an axis, counted from either end, that is valid for the whole sequence and for chunks.
 
-    Of values that the whole has more frames of, the stream takes the first ones, wherever they end.
+    If the whole run has more frames than the chunks, an end selects the first frames in both.
     """
     if position.number is not None:
         return min(position.number, WHOLE)
@@ -369,7 +367,7 @@ def _is_used_by(ctx: RuleContext, operator: str, position: int = 0, axis: int | 
     return bool(output.uses()) and not output.is_graph_output()
 
 
-def _has_always(x: AxisInfo, count: int) -> bool:
+def _always_has(x: AxisInfo, count: int) -> bool:
     """Whether each chunk of a value has at least this many frames, including the left padding."""
     return x.is_unmerged and count <= x.lead + (not x.late or not x.lead)
 
@@ -387,8 +385,8 @@ def _trimmed(
 ) -> AxisInfo:
     """The frames without the first and the last ones.
 
-    What is padded behind is not there anyway, so that less is cut off at the end; what is cut off beyond it shifts the
-    stream, whose padding in front becomes shorter. Where there is less padding, frames come late.
+    Chunks lack the trail, so fewer frames are removed at the end. Frames removed beyond it shift the stream, which
+    shortens its left padding; if there is too little, the result is delayed.
     """
     (start, behind), time = off, along(ctx, x)
     end, trail = max(0, behind - x.trail), max(0, x.trail - behind)

@@ -82,10 +82,9 @@ class Frames:
 class Cache(Frames):
     """A convolution cache: the last frames of a chunk precede those of the next one.
 
-    node: in front of whose first input they stand, or, where they are its padding, `after` it in front of its output.
-    fill: what they are before the first chunk.  attributes: of the node that change.
-    pads: what takes the place of its input 1.  crop: frames that are cut off the end behind the cache.
-    edge: whether the first frame of all takes the place of `fill`.
+    after: whether they are the node's padding and precede its output.  attributes: of the node that change.
+    fill: their value before the first chunk.  edge: whether the first frame replaces `fill`.
+    pads: the new input 1, or None.  crop: frames to drop at the end.
     """
 
     fill: Any = 0.0
@@ -160,8 +159,8 @@ class Joined(Frames):
 class Begun(Frames):
     """The frames that a Concat or Pad puts before a stream with an equal delay, so that the result has no delay.
 
-    front: what it is; None of a Pad, which takes `fill`.  opening: whether it is computed from the first frame.
-    pads: of the other axes.  source: an input of the model with the stream along an axis.
+    front: the other input of a Concat; None for a Pad, with `fill`.  opening: whether it depends on the first frame.
+    pads: of the other axes.  source: an input of the model and its stream axis.
     """
 
     source: tuple[str, int]
@@ -234,7 +233,7 @@ class Overlap(Frames):
         begun = b.add(b.slice(frames, axis, 0, length, "begun"), tail, "added")
         whole = b.concat([begun, b.slice(frames, axis, length, END, "rest")], axis, "whole")
         ready = b.slice(whole, axis, 0, -length, "ready")
-        if len(site.message.input) > 2 and site.message.input[2]:  # once for each frame, not once for each chunk
+        if len(site.message.input) > 2 and site.message.input[2]:  # once per frame instead of once per chunk
             bias = b.reshape(site.input(2), [-1, *[1] * (len(self.shape) - 2)], "bias")
             ready = b.add(ready, bias, "biased")
             site.feed(2, None)
@@ -253,7 +252,7 @@ class Accumulated(Frames):
         b, output = site.behind, str(site.output().name)
         result = b.add(site.divert(), before, "sums")
         inclusive = b.add(result, site.input(), "inclusive") if self.exclusive else result
-        sums = b.concat([before, inclusive], self.axis, "all_sums")  # those of a chunk without frames are the last ones
+        sums = b.concat([before, inclusive], self.axis, "all_sums")  # without new sums, the last stays
         site.rename(result, output)
         work.hand_on(site, last_frames(b, sums, self.axis, 1, "sum"), state)
 
@@ -280,15 +279,15 @@ class Steps:
 
 
 KEEPS_INDICES = ("Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape", "Transpose", "Add", "Sub")
-"""Operators whose output may be indices of frames plus constants where an input is."""
+"""Operators that map frame indices plus constants to such indices."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Position:
     """The position in the stream, for a Range over the frames or a Slice of a table by frame.
 
-    dtype: of what it counts.  numbered: nodes that take each frame by its number, which need not count on.
-    source: an input of the model with the stream along an axis.  count, first, delta: of a Range, what it counts.
+    dtype: of the Range.  numbered: nodes that use indices only to select each frame, for which counting is unnecessary.
+    source: an input of the model and its stream axis.  count, first, delta: length, start and step of a Range.
     """
 
     node: ir.Node
@@ -323,7 +322,7 @@ class Position:
             self._end_with_chunk(work, site)
             numbers, skipped = site.divert("numbers"), b.mul(before, constant([self.delta], INT64), "skipped")
             frames: Operand = b.op("Shape", numbers, name="frames")
-            if work.step is not None:  # a number, since tract does not return what it computes from a shape
+            if work.step is not None:  # a constant, because tract does not return values computed from a shape
                 frames = constant([int(work.step / work.infos[self.node.outputs[0]].every)], INT64, "frames")
             total = b.add(before, frames, "total")
             site.rename(b.add(numbers, b.cast(skipped, INT64, self.dtype, "offset"), "positions"), output)
@@ -350,12 +349,11 @@ class Position:
 class DelayBuffer(Frames):
     """A delay buffer: frames held back until a whole window of `length` frames is available.
 
-    index: which input of the node.
-    before, fill: how many frames it has before the first chunk, and what they are.
-    crop: frames of the input are what is wanted, each being so many behind the first of its window; None where the node
-    goes over the windows itself.  gone: whether the node did nothing but crop.  attributes: of the node that change.
-    lead: how many frames before the chunk it has in front.
-    output_axis: of the frames of the node's output, where that is another than `axis`.
+    index: the input of the node.  lead: the input's left padding.
+    before, fill: the number of frames before the first chunk, and their value.
+    crop: return single frames of the input, each this far from the start of its window; None if the node reads windows.
+    gone: whether the node only cropped, so that an Identity replaces it.  attributes: of the node that change.
+    output_axis: the axis of the frames in the node's output, if it differs from `axis`.
     """
 
     index: int = 0
@@ -441,11 +439,11 @@ class DelayBuffer(Frames):
         state, held = work.take_state(site, "held", filled(shape, self.fill, self.dtype), shape, None)
         whole = b.concat([held, site.input(self.index)], axis, "with_held")
         buffered = last_frames(b, whole, axis, length + self.lead, "held")
-        if self.lead:  # which the next chunk has again
+        if self.lead:  # the next chunk has it again
             buffered = b.slice(buffered, axis, 0, -self.lead, "held_without_lead")
         work.hand_on(site, buffered, state)
         site.feed(self.index, whole if self.crop is None else b.slice(whole, axis, self.lead, -length, "delayed"))
 
 
 CARRIED = (Cache, First, Joined, Begun, Overlap, Accumulated, Steps, Position, DelayBuffer)
-"""What a chunk hands to the next one, the states of recurrent nodes aside."""
+"""Edits that add states other than those of recurrent nodes."""

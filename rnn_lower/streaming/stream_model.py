@@ -41,7 +41,7 @@ from rnn_lower.validation import check_numbers, check_texts
 logger = logging.getLogger("rnn_lower")
 
 MARK = b"first states, written by rnn-lower stream"
-"""The comment of the archives that hold them."""
+"""The comment of archives with initial states."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,8 +145,8 @@ def _refuse_empty_chunks(model: StreamedModel, target: Target) -> None:
 def staged_states(destination: str | os.PathLike[str], plan: Plan) -> Iterator[Callable[[Callable[[], None]], None]]:
     """Write the initial states to a temporary file for OUT.state.npz next to the model.
 
-    Answers what puts it in place around the commit of the model. The states of the model before go first, so that
-    whenever a run is killed no model stands beside the states of another: the model says them itself, too.
+    Yields a function that commits the model and then renames the file. The old states are moved away first, so that a
+    killed run leaves no model beside the states of another; the model's metadata contains its states, too.
     """
     path, held = Path(os.path.realpath(destination)), {s.input: s.first for s in plan.states if s.first is not None}
     if str(destination) == "-" or (path.exists() and not path.is_file()) or not (held or _has_states(path)):
@@ -164,7 +164,7 @@ def staged_states(destination: str | os.PathLike[str], plan: Plan) -> Iterator[C
     )
 
     def put(commit: Callable[[], None], file: BinaryIO) -> None:
-        file.close()  # Windows renames no open file
+        file.close()  # Windows cannot rename open files
         with signals_blocked():
             if states_path.exists():
                 os.replace(states_path, before)
@@ -215,6 +215,6 @@ def _has_states(path: Path) -> bool:
     """Whether a path contains a streaming model, which owns the states next to it."""
     try:
         plan = read_plan(onnx.load(path, load_external_data=False))
-    except Exception:  # no model, or none of this version
+    except Exception:  # not a model, or of another schema version
         return False
     return plan is not None and any(state.first is not None for state in plan.states)

@@ -1,8 +1,8 @@
 """Convert a streaming model back to a model on whole sequences, which contains its states.
 
-A model of one length of chunks is the body of a Scan over them. Where only recurrent nodes carry states, which are
-inputs and outputs of the model, the axis of the frames is free instead; one that `stream` has made for chunks of
-any length takes the whole as one. States whose first values are known begin with these, the others stay inputs.
+A model with one chunk length becomes the body of a Scan over chunks. If only recurrent nodes carry states, and these
+are inputs and outputs of the model, the stream's axis becomes free instead. A model that `stream` created for chunks of
+any length processes the whole sequence as one chunk. Known initial states are built in; others stay inputs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TIME = "time"
 
 @dataclasses.dataclass(frozen=True)
 class Whole:
-    """document: over whole sequences.  source: the streaming model that it was made of, with its plan."""
+    """The result. document: the model on whole sequences.  source: the streaming model.  plan: its plan."""
 
     document: Document
     source: Document
@@ -46,8 +46,8 @@ class Whole:
 def unstreamed(document: Document, states: Mapping[str, str] | None, time: str | None) -> Whole:
     """The model over whole sequences.
 
-    states: outputs by the inputs that they are fed back to, of a model that `stream` has not made.  time: the axis of
-    the frames of such a model, INPUT[AXIS]; where it has none, each run is one step, and a new axis comes first.
+    states: by input, the output that is fed back to it, for a model that `stream` did not create.  time: the frame axis
+    of such a model, INPUT[AXIS]; if it has none, each run is one step, and a new first axis is added.
     """
     plan = plan_with(document, states)
     if plan.reset is not None:
@@ -93,7 +93,7 @@ def _with_axes(document: Document, plan: Plan, time: str) -> Plan:
     fed, outputs = {state.output for state in plan.states}, dict(plan.outputs)
     try:
         analysis.run()
-    except UnsupportedError:  # then by what is declared
+    except UnsupportedError:  # then use declared sizes
         axis = next(iter(inputs.values()))
         for value in document.proto.graph.output:
             dims = value.type.tensor_type.shape.dim
@@ -147,7 +147,7 @@ def _with_new_axis(document: Document, plan: Plan) -> tuple[Document, Plan]:
 def _is_free(document: Document, plan: Plan, exactly: bool = True) -> bool:
     """Whether recurrent nodes have all states of the model.
 
-    exactly: whether first and last states have to be inputs and outputs as they are.
+    exactly: whether their initial and final states must directly be inputs and outputs.
     """
     (name, axis), *_ = plan.inputs.items()
     work, symbol, _ = opened(document.copied(), axis_name(name, axis))
@@ -202,7 +202,7 @@ def _write_first_values(graph: onnx.GraphProto, b: GraphBuilder, plan: Plan) -> 
 
 
 def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) -> None:
-    """The model as the body of a Scan over chunks."""
+    """Make the model the body of a Scan over chunks."""
     if (opset_of(model) or 0) < 9:
         raise UnsupportedError(f"a Scan over chunks needs opset 9 or newer; the model has opset {opset_of(model)}")
     if grown := next((state for state in plan.states if any(GROWS in each.of for each in state.shape)), None):

@@ -1,8 +1,8 @@
 """Rules for operators over several frames (convolution, pooling, padding), with the frames they look back at as state.
 
-A window of `reach` frames that is moved by `stride` frames needs between reach - stride and reach - 1 frames before the
-first one: then a chunk of a multiple of `stride` frames gives all that depends on it and nothing that depends on later
-ones. With fewer in front, frames come late (see `late`); what is padded behind the stream is never there.
+A window of `reach` frames with a stride of `stride` frames needs between reach - stride and reach - 1 frames of left
+padding: then a chunk of a multiple of `stride` frames produces all outputs that depend on it and none that depend on
+later frames. With less left padding, outputs are delayed (`late`); right padding never occurs in a chunk.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class _Window:
 
 
 def convolution(ctx: RuleContext) -> list[AxisInfo]:
-    return _beside_time(ctx) or _windowed(ctx, ctx.x(), 0.0)
+    return _over_batch(ctx) or _windowed(ctx, ctx.x(), 0.0)
 
 
-def _beside_time(ctx: RuleContext) -> list[AxisInfo] | None:
+def _over_batch(ctx: RuleContext) -> list[AxisInfo] | None:
     """The output of a convolution with the frames in the batch; None if its windows cover frames."""
     x = ctx.x()
     if along(ctx, x) == 1:
@@ -96,7 +96,7 @@ def global_pooling(ctx: RuleContext) -> list[AxisInfo]:
 
 def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
     """A ConvTranspose; windows longer than the stride overlap the next frames."""
-    if (infos := _beside_time(ctx)) is not None:
+    if (infos := _over_batch(ctx)) is not None:
         return infos
     x = settled(ctx.x(), ctx.analysis.delay)
     window, axis = _window(ctx, x, along(ctx, x)), along(ctx, x)
@@ -116,7 +116,7 @@ def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("it removes frames from the stream")
     attributes = _without_padding(ctx, x, axis)
     attributes["pads"][axis - 2] = attributes["pads"][axis - 2 + x.rank - 2] = before
-    if window.before == before and before <= x.lead:  # the frames before are there
+    if window.before == before and before <= x.lead:  # the lead contains these frames
         ctx.edit(change_attributes, attributes)
         lead = x.lead - before
     elif not window.before and not x.lead:
@@ -214,7 +214,7 @@ def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
         mask_early(ctx, x, fill)
     if late or x.late:
         ctx.carry(_held_back(ctx, x, window, fill))
-    elif window.before:  # its padding over time goes; the cache comes before its input
+    elif window.before:  # the cache before the input replaces the padding
         attributes = _without_padding(ctx, x, axis)
         ctx.carry(Cache(ctx.node, x, window.before, ctx.dtype(0), fill, attributes=attributes))
     elif window.behind:
@@ -248,7 +248,7 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
     x, mode = ctx.x(), ctx.attribute("mode", "constant")
     axis, pads = along(ctx, x), ctx.integers(1, "pads", 11)
     if pads is None:
-        pads = [int(number) for number in ctx.attribute("paddings", ())]  # as it was called at opset 1
+        pads = [int(number) for number in ctx.attribute("paddings", ())]  # its name at opset 1
     if ctx.optional(3) is not None:
         axes = ctx.known(3)
         if axes is None:
