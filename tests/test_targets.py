@@ -80,7 +80,7 @@ def emitted(model: onnx.ModelProto) -> set[str]:
         ('sources.Klip = "page 3"', "sources.Klip: the name must be an operator or one of opsets, rank"),
         ("slow = { steps = 3 }", "slow is {'steps': 3}; it must be { steps = NUMBER, seconds = NUMBER }"),
         ("saturates = { Tanh = -1 }", "saturates is {'Tanh': -1}; it must be a table that contains, for each operator"),
-        ('tune = ["jump"]', "tune is ['jump']; it must be a list of rewrites from product_per_activation"),
+        ('tune = ["jump"]', "tune is ['jump']; it must be a list of rewrites from batch_directions"),
         ("colour = 3", "unknown key 'colour'; known keys: summary, status"),
         ("summary", "not a target: "),
         ("forms = [", "not a target: "),

@@ -36,6 +36,9 @@ LESS_TAKES_INTEGERS = 9
 MAX_BROADCASTS = 8
 """In older opsets Max and Min need operands of one shape, and onnxruntime supports them in float32 only."""
 
+SLICE_TAKES_STEPS = 10
+"""From this opset on Slice has an input for steps, which may be negative."""
+
 SPLIT_TAKES_INTEGERS = 2
 """In older opsets Split supports floating-point numbers only."""
 

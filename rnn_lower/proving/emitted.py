@@ -78,13 +78,20 @@ def _full_reduction(dtype: type) -> Callable[[Call], str]:
 
 
 def _slice(call: Call) -> str:
-    """A Slice; one that ends beyond its input is out of scope, because a longer sequence would give other elements."""
-    starts, ends, axes = (call.parameter(name, k) for k, name in enumerate(("starts", "ends", "axes"), 1))
+    """A Slice; one that ends beyond its input is out of scope, because a longer sequence would give other elements.
+
+    A flip reads all elements of any length, backwards.
+    """
+    starts, ends, axes, steps = (
+        call.parameter(name, k) for k, name in enumerate(("starts", "ends", "axes", "steps"), 1)
+    )
+    if (starts, steps) == ([-1], [-1]) and ends is not None and max(ends) <= -(1 << 31):
+        return ""
     for index, axis in enumerate(range(len(starts or ())) if axes is None else axes):
         size, start, end = call[0].shape[axis], (starts or ())[index], (ends or ())[index]
         if not (-size <= start <= size and -size <= end <= size):
             return f"a Slice of {size} from {start} to {end}"
-    return "a Slice with steps" if call.parameter("steps", 4) is not None else ""
+    return "a Slice with steps" if steps is not None else ""
 
 
 USES: dict[str, Callable[[Call], str]] = {

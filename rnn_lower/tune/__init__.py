@@ -11,6 +11,7 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from rnn_lower.builder.graph_builder import GraphBuilder
+from rnn_lower.tune.batched_directions import batch_directions
 from rnn_lower.tune.empty_scan import guard_empty_scan
 from rnn_lower.tune.named_batch import name_batch
 from rnn_lower.tune.scan_step import last_operation_outside, product_per_activation
@@ -20,6 +21,7 @@ Rewrite: TypeAlias = Callable[[GraphBuilder, Sequence[ir.Node]], dict[ir.Value, 
 """Rewrites the nodes of a builder; returns the replaced values with their replacements."""
 
 REWRITES: Mapping[str, Rewrite | None] = {
+    "batch_directions": batch_directions,
     "product_per_activation": product_per_activation,
     "last_operation_outside": last_operation_outside,
     "name_batch": name_batch,
@@ -36,7 +38,17 @@ def tune(b: GraphBuilder, names: Sequence[str], results: Sequence[ir.Value]) -> 
         if name in names and rewrite is not None:
             replaced = rewrite(b, list(b.nodes))
             values = [replaced.get(value, value) for value in values]
+    if names:
+        _sort(b)
     return values
+
+
+def _sort(b: GraphBuilder) -> None:
+    """Sort the nodes of `b`: rewrites insert nodes that read equal nodes or Constant nodes written later."""
+    graph = ir.Graph((), (), nodes=b.nodes)
+    graph.sort()
+    b.nodes[:] = graph
+    graph.remove(b.nodes)
 
 
 __all__ = ["REWRITES", "tune", "weights_in_body"]

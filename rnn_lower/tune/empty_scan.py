@@ -16,6 +16,7 @@ import onnx_ir as ir
 from rnn_lower.builder.constants import constant
 from rnn_lower.builder.graph_builder import INT64, GraphBuilder, Operand
 from rnn_lower.builder.versions import LESS_TAKES_INTEGERS
+from rnn_lower.tune.scan_step import state_count
 from rnn_lower.tune.weights import is_short
 
 
@@ -29,7 +30,7 @@ def guard_empty_scan(b: GraphBuilder, nodes: Sequence[ir.Node]) -> dict[ir.Value
 
 
 def _guard(b: GraphBuilder, scan: ir.Node) -> dict[ir.Value, ir.Value]:
-    states = len(scan.inputs) - scan.attributes["num_scan_inputs"].as_int()
+    states = state_count(scan)
     sequence, initial = scan.inputs[states], [value for value in scan.inputs[:states] if value is not None]
     if sequence is None or (sequence.shape is not None and isinstance(sequence.shape[0], int)):
         return {}
@@ -66,6 +67,7 @@ def _guard(b: GraphBuilder, scan: ir.Node) -> dict[ir.Value, ir.Value]:
 
 
 def _is_stacked_state(scan: ir.Node, k: int) -> bool:
-    """Whether result k stacks states of shape [batch_size, hidden_size], not [1, batch_size, hidden_size]."""
-    value = scan.attributes["body"].as_graph().outputs[k]
-    return value.shape is not None and len(value.shape) == 2
+    """Whether result k stacks values of the states' shape, not of [1, batch_size, hidden_size]."""
+    outputs = scan.attributes["body"].as_graph().outputs
+    stacked, state = outputs[k].shape, outputs[0].shape
+    return stacked is not None and state is not None and len(stacked) == len(state)

@@ -18,17 +18,15 @@ def name_batch(b: GraphBuilder, nodes: Sequence[ir.Node]) -> dict[ir.Value, ir.V
     for node in nodes:
         if node.op_type != "Scan":
             continue
-        states = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
         unknown = [
-            (value, axis)
-            for index, value in enumerate(node.inputs)
-            for axis in (0 if index < states else 1,)
+            value
+            for value in node.inputs
             if value is not None and value.producer() in nodes and value.shape is not None
-            if isinstance(dim := value.shape[axis], ir.SymbolicDim) and dim.value is None
+            if isinstance(dim := value.shape[-2], ir.SymbolicDim) and dim.value is None
         ]
         name = b.unique_name("batch") if unknown else ""
-        for value, axis in unknown:
+        for value in unknown:
             dims = list(value.shape or ())
-            dims[axis] = ir.SymbolicDim(name)
+            dims[-2] = ir.SymbolicDim(name)
             value.shape = ir.Shape(dims)
     return {}

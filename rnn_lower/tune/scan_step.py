@@ -25,7 +25,7 @@ def product_per_activation(b: GraphBuilder, nodes: Sequence[ir.Node]) -> dict[ir
 
 
 def _split_product(b: GraphBuilder, scan: ir.Node, split: ir.Node) -> None:
-    body, states = scan.attributes["body"].as_graph(), _state_count(scan)
+    body, states = scan.attributes["body"].as_graph(), state_count(scan)
     total = None if split.inputs[0] is None else split.inputs[0].producer()
     if total is None or total.op_type != "Add" or total.inputs[0] is None:
         return
@@ -51,13 +51,13 @@ def _split_product(b: GraphBuilder, scan: ir.Node, split: ir.Node) -> None:
     steps = [inner.new_value("step", dtype, [rows if isinstance(rows, int) else None, width]) for width in widths]
     for k, step in enumerate(steps):
         if sequence.shape is not None:
-            declare(parts[k], dtype, [*_dims(sequence)[:2], widths[k]])
-        split.outputs[k].replace_all_uses_with(_value(inner.add(inner.matmul(h, matrices[k]), step, "gates")))
+            declare(parts[k], dtype, [*dims_of(sequence)[:2], widths[k]])
+        split.outputs[k].replace_all_uses_with(as_value(inner.add(inner.matmul(h, matrices[k]), step, "gates")))
     body.insert_before(product, inner.nodes)
     _remove(body, [split, total, product])
     position = b.nodes.index(scan)
     b.nodes[position:position] = outer.nodes
-    _change_inputs(scan, index, [_value(part) for part in parts], steps)
+    _change_inputs(scan, index, [as_value(part) for part in parts], steps)
 
 
 def last_operation_outside(b: GraphBuilder, nodes: Sequence[ir.Node]) -> dict[ir.Value, ir.Value]:
@@ -74,11 +74,11 @@ def last_operation_outside(b: GraphBuilder, nodes: Sequence[ir.Node]) -> dict[ir
 
 
 def _stack_operands(b: GraphBuilder, scan: ir.Node) -> dict[ir.Value, ir.Value]:
-    body, states = scan.attributes["body"].as_graph(), _state_count(scan)
+    body, states = scan.attributes["body"].as_graph(), state_count(scan)
     if len(body.outputs) != states + 1:
         return {}
     copy = body.outputs[states].producer()
-    state = None if copy is None or copy.op_type != "Unsqueeze" else copy.inputs[0]
+    state = None if copy is None or copy.op_type not in ("Unsqueeze", "Identity") else copy.inputs[0]
     last = None if state is None or state not in body.outputs[:states] else state.producer()
     if copy is None or state is None or last is None or last.op_type not in ("Add", "Mul"):
         return {}
@@ -88,7 +88,7 @@ def _stack_operands(b: GraphBuilder, scan: ir.Node) -> dict[ir.Value, ir.Value]:
     if len({*operands, *body.outputs}) != len(operands) + len(body.outputs):
         return {}
     for value in operands:
-        declare(value, b.dtype, _dims(state))
+        declare(value, b.dtype, dims_of(state))
     body.outputs[states] = operands[0]
     body.outputs.append(operands[1])
     _remove(body, [copy])
@@ -101,7 +101,8 @@ def _stack_operands(b: GraphBuilder, scan: ir.Node) -> dict[ir.Value, ir.Value]:
     y.name, operand.name = b.unique_name("Y_operand"), b.unique_name("Y_operand")
     y.shape = None
     outer = b.body()
-    stacked = _value(outer.unsqueeze(outer.binary(last.op_type, y, operand, "Y_steps"), [1], "Y"))
+    steps = outer.binary(last.op_type, y, operand, "Y_steps")
+    stacked = as_value(outer.unsqueeze(steps, [1], "Y")) if copy.op_type == "Unsqueeze" else steps
     stacked.name, stacked.shape, stacked.type = y_name, shape, y.type
     for user, index in users:
         user.replace_input_with(index, stacked)
@@ -110,7 +111,8 @@ def _stack_operands(b: GraphBuilder, scan: ir.Node) -> dict[ir.Value, ir.Value]:
     return {y: stacked}
 
 
-def _state_count(scan: ir.Node) -> int:
+def state_count(scan: ir.Node) -> int:
+    """Return the number of states of a Scan."""
     return len(scan.inputs) - scan.attributes["num_scan_inputs"].as_int()
 
 
@@ -146,11 +148,13 @@ def _remove(body: ir.Graph, nodes: Sequence[ir.Node]) -> None:
     body.remove(nodes)
 
 
-def _dims(value: ir.Value) -> list[int | str | None]:
+def dims_of(value: ir.Value) -> list[int | str | None]:
+    """Return the declared sizes of a value: numbers, names, or None."""
     dims = value.shape or ()
     return [dim if isinstance(dim, int) else dim.value for dim in dims]
 
 
-def _value(operand: Operand) -> ir.Value:
+def as_value(operand: Operand) -> ir.Value:
+    """Return an operand that is known to be a value."""
     assert isinstance(operand, ir.Value)
     return operand

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from judge import agrees, close, every_node, expected, run_onnxruntime
@@ -73,6 +75,61 @@ def test_only_targets_that_ask_get_them():
     assert {name for name, target in TARGETS.items() if target.tune} == {
         "onnxruntime", "onnxruntime@1.17", "onnxruntime@1.20", "onnxruntime-web", "onnxruntime-webgpu",
     }  # fmt: skip
+
+
+BATCHED = Case("LSTM", 17, "bidirectional", N=1, H=8, dynamic=False, optional=("B",))
+
+
+@pytest.mark.parametrize("op", ["GRU", "LSTM"])
+@pytest.mark.parametrize("opset", [9, 10, 13, 17, 21])
+@pytest.mark.parametrize("layout", [0, 1])
+def test_both_directions_in_one_scan(op, opset, layout):
+    for dynamic in (False, True):
+        for optional in ((), OPTIONAL[op]):
+            case = Case(op, opset, "bidirectional", N=3, H=8, dynamic=dynamic, optional=optional,
+                        layout=layout if opset >= 14 else 0)  # fmt: skip
+            agrees(case, "scan", target="onnxruntime")
+            model, _ = build(case)
+            lowered = rnn_lower.lower(model, form="scan", target="onnxruntime")
+            scans = [node.op_type for node in every_node(lowered)].count("Scan")
+            assert scans == (1 if opset >= 10 else 2)
+            assert rnn_lower.prove(model, lowered).ok
+
+
+@pytest.mark.parametrize("changes", [{"H": 40, "N": 2}, {"op": "RNN", "N": 1}, {"direction": "forward", "N": 1}])
+def test_large_and_short_steps_stay_apart(changes):
+    case = dataclasses.replace(BATCHED, **changes)
+    nodes = every_node(rnn_lower.lower(build(case)[0], form="scan", target="onnxruntime"))
+    assert "both" not in " ".join(node.name for node in nodes)
+
+
+def test_a_step_with_other_activations_stays_apart():
+    activations = ("Sigmoid", "Tanh", "Tanh", "Sigmoid", "Relu", "Tanh")
+    case = dataclasses.replace(BATCHED, activations=activations)
+    lowered = agrees(case, "scan", target="onnxruntime") or rnn_lower.lower(build(case)[0], target="onnxruntime")
+    assert [node.op_type for node in every_node(lowered)].count("Scan") == 2
+
+
+def test_nan_of_one_direction_stays_there():
+    model, feeds = build(dataclasses.replace(BATCHED, optional=("B", "initial_h"), outputs=("Y", "Y_h")))
+    name = next(name for name, value in feeds.items() if value.shape == (2, 1, 8))
+    feeds[name][0, 0, 0] = np.nan
+    y, y_h = run_onnxruntime(rnn_lower.lower(model, form="scan", target="onnxruntime"), feeds)
+    assert np.isnan(y[:, 0]).all()
+    assert np.isfinite(y[:, 1]).all()
+    assert np.isfinite(y_h[1]).all()
+
+
+@pytest.mark.parametrize("op", OPTIONAL)
+@pytest.mark.parametrize("opset", [9, 13, 17])
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_nodes_stay_sorted_where_constants_are_nodes(op, opset, direction):
+    """Before IR version 4, rewrites and the canonical graph share Constant nodes."""
+    model, feeds = build(Case(op, opset, direction, N=2, H=8, dynamic=True, optional=OPTIONAL[op], weights="constant"))
+    model.ir_version = 3
+    lowered = rnn_lower.lower(model, form="scan", target="onnxruntime")
+    onnx.checker.check_model(lowered)
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
 
 
 def test_weights_that_two_nodes_share_stay_outside():

@@ -1,0 +1,182 @@
+"""Compute both directions of a small node in one Scan: their states, inputs and weights are stacked on a new axis.
+
+    [h_1]  *  [R_1]  =  [h_1 * R_1]
+    [h_2]     [R_2]     [h_2 * R_2]
+
+Each step then calls half as many kernels. The reverse direction reads its inputs flipped. This saves 17 to 25 % of the
+time of an LSTM and 9 to 12 % of a GRU, with a batch size of 1 and up to 64 units; beyond that it costs more than it
+saves, because onnxruntime does not prepack matrices of rank 3.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from rnn_lower.builder.constants import Constant, from_tensor
+from rnn_lower.builder.graph_builder import GraphBuilder, Operand, declare, detach
+from rnn_lower.builder.versions import SLICE_TAKES_STEPS
+from rnn_lower.ir.traits import ELEMENTWISE
+from rnn_lower.ir.walk import known_tensor
+from rnn_lower.tune.scan_step import as_value, dims_of, state_count
+from rnn_lower.tune.weights import is_short
+
+LARGEST_STATE = 64
+"""The largest state (batch size * hidden size) for which one Scan was faster than two."""
+
+USUAL_ROWS = 2
+"""The batch size to reckon with if it is unknown."""
+
+
+def batch_directions(b: GraphBuilder, nodes: Sequence[ir.Node]) -> dict[ir.Value, ir.Value]:
+    """Replace the Scans of both directions of a node by one, if they differ only in their weights."""
+    scans = [node for node in nodes if node.op_type == "Scan"]
+    if len(scans) != 2 or b.opset < SLICE_TAKES_STEPS or is_short(scans[0]) or not _is_small(scans[0]):
+        return {}
+    pairs = list(zip(scans[0].outputs, scans[1].outputs, strict=False))
+    joined = [_joining_concat(*pair) for pair in pairs]
+    if any(concat is None and pair[0].uses() for concat, pair in zip(joined, pairs, strict=True)):
+        return {}
+    outer = b.body()
+    with outer.scope("both"):
+        body = _BatchedBody(b, outer, scans).graph()
+        if body is None:
+            return {}
+        states = state_count(scans[0])
+        inputs = [_stacked(outer, scans, k, 0 if k < states else 1) for k in range(len(scans[0].inputs))]
+        results = outer.op_multi(
+            "Scan", inputs, [_base_name(value) for value in scans[0].outputs], body=body,
+            num_scan_inputs=len(inputs) - states,
+        )  # fmt: skip
+        for k, y in enumerate(results[states:], states):
+            forward, reverse = outer.split(y, 1, [1, 1], ["Y_forward", "Y_reverse"])
+            parts = [_in_order(outer, part, scan) for part, scan in zip((forward, reverse), scans, strict=True)]
+            results[k] = as_value(outer.concat(parts, 1, "Y"))
+    replaced = {}
+    for concat, value in zip(joined, results, strict=True):
+        if concat is not None:
+            concat.outputs[0].replace_all_uses_with(value)
+            replaced[concat.outputs[0]] = value
+    position = b.nodes.index(scans[1])
+    b.nodes[position:position] = outer.nodes
+    unread = {*scans, *(concat for concat in joined if concat is not None)}
+    b.nodes[:] = [node for node in b.nodes if node not in unread]
+    detach([*unread])
+    return replaced
+
+
+def _is_small(scan: ir.Node) -> bool:
+    rows, columns = scan.attributes["body"].as_graph().inputs[0].shape or (None, None)
+    return isinstance(columns, int) and (rows if isinstance(rows, int) else USUAL_ROWS) * columns <= LARGEST_STATE
+
+
+def _joining_concat(first: ir.Value, second: ir.Value) -> ir.Node | None:
+    """Return the Concat of the results of two directions, behind an Unsqueeze of each for final states."""
+    users = [[node for node, _ in value.uses()] for value in (first, second)]
+    if any(len(nodes) != 1 for nodes in users):
+        return None
+    (one,), (two,) = users
+    if one is two:
+        return one if one.op_type == "Concat" and list(one.inputs) == [first, second] else None
+    return _joining_concat(one.outputs[0], two.outputs[0]) if one.op_type == two.op_type == "Unsqueeze" else None
+
+
+def _stacked(outer: GraphBuilder, scans: Sequence[ir.Node], k: int, axis: int) -> ir.Value:
+    """Return input k of both Scans, stacked on a new axis; sequences in the order in which the Scans read them."""
+    values = [as_value(scan.inputs[k]) for scan in scans]
+    parts = values if axis == 0 else [_in_order(outer, v, scan) for v, scan in zip(values, scans, strict=True)]
+    name = _base_name(values[0])
+    stacked = as_value(outer.concat([outer.unsqueeze(part, [axis], name) for part in parts], axis, name))
+    if values[0].shape is not None:
+        dims = dims_of(values[0])
+        declare(stacked, values[0].dtype or outer.dtype, [*dims[:axis], 2, *dims[axis:]])
+    return stacked
+
+
+def _in_order(outer: GraphBuilder, x: Operand, scan: ir.Node) -> Operand:
+    """Flip time (axis 0) if the Scan runs backwards."""
+    directions = scan.attributes.get("scan_input_directions")
+    if directions is None or not any(directions.as_ints()):
+        return x
+    return outer.op("Slice", x, name="flipped", starts=[-1], ends=[-(1 << 31)], axes=[0], steps=[-1])
+
+
+class _BatchedBody:
+    """Applies the nodes of two equal bodies to stacked values; weights are stacked by nodes of `outer`."""
+
+    def __init__(self, b: GraphBuilder, outer: GraphBuilder, scans: Sequence[ir.Node]) -> None:
+        self.b, self.outer, self.scans = b, outer, scans
+        self.stacked: dict[tuple[ir.Value | None, ir.Value | None], Operand] = {(None, None): None}
+
+    def graph(self) -> ir.Graph | None:
+        """Return the body of the one Scan, or None if the bodies differ in more than their weights."""
+        first, second = (scan.attributes["body"].as_graph() for scan in self.scans)
+        if len(first) != len(second) or len(first.inputs) != len(second.inputs):
+            return None
+        inner = self.outer.body()
+        inputs = []
+        for pair in zip(first.inputs, second.inputs, strict=True):
+            dims = [dim if isinstance(dim, int) else None for dim in pair[0].shape or ()]
+            inputs.append(inner.new_value(_base_name(pair[0]), pair[0].dtype, [2, *dims]))
+            self.stacked[pair] = inputs[-1]
+        for nodes in zip(first, second, strict=True):
+            if not self._apply(inner, *nodes):
+                return None
+        outputs = [self.stacked.get(pair) for pair in zip(first.outputs, second.outputs, strict=True)]
+        if not all(isinstance(output, ir.Value) for output in outputs):
+            return None
+        for old, output in zip(first.outputs, outputs, strict=True):
+            dims = [dim if isinstance(dim, int) else None for dim in old.shape or ()]
+            declare(output, old.dtype or inner.dtype, [2, *dims[-2:]])
+        return inner.graph(inputs, [as_value(output) for output in outputs], "body")
+
+    def _apply(self, inner: GraphBuilder, one: ir.Node, two: ir.Node) -> bool:
+        """Apply a node of both bodies to stacked operands; False if the nodes differ, or the operator is unknown."""
+        attributes = {name: attribute.value for name, attribute in one.attributes.items()}
+        if one.op_type != two.op_type or attributes != {name: a.value for name, a in two.attributes.items()}:
+            return False
+        pairs = list(itertools.zip_longest(one.inputs, two.inputs))
+        if one.op_type == "Unsqueeze" and one.outputs[0].is_graph_output():  # stacks a state over time
+            self.stacked[one.outputs[0], two.outputs[0]] = inner.op("Identity", self.stacked.get(pairs[0]), name="Y")
+            return pairs[0] in self.stacked
+        if one.op_type == "Split" and attributes.get("axis") == 1:
+            attributes["axis"] = 2
+        elif one.op_type not in (*ELEMENTWISE, "MatMul"):
+            return False
+        for pair in pairs:
+            if pair not in self.stacked:
+                operand = self._weights(*pair, is_matrix=one.op_type == "MatMul")
+                if operand is None:
+                    return False
+                self.stacked[pair] = operand
+        inputs = [inner.value(self.stacked[pair]) for pair in pairs]
+        outputs = [inner.new_value(_base_name(value)) for value in one.outputs]
+        attrs = [attribute for name, attribute in one.attributes.items() if name != "axis"]
+        attrs += [ir.AttrInt64("axis", attributes["axis"])] if "axis" in attributes else []
+        inner.append(ir.Node("", one.op_type, inputs, attrs, outputs=outputs, name=outputs[0].name))
+        self.stacked.update(zip(zip(one.outputs, two.outputs, strict=True), outputs, strict=True))
+        return True
+
+    def _weights(self, one: ir.Value | None, two: ir.Value | None, is_matrix: bool) -> Operand:
+        """Return weights of both directions as [2, 1, columns] or [2, rows, columns], or the one value of both."""
+        if one is two or one is None or two is None:
+            return one if one is two else None
+        parts: list[Operand] = []
+        for value in (one, two):
+            tensor = known_tensor(value)
+            parts.append(value if tensor is None else from_tensor(tensor))
+            if tensor is not None:
+                self.b.pool.adopt(from_tensor(tensor), value)
+        if is_matrix:
+            return self.outer.concat([self.outer.unsqueeze(part, [0]) for part in parts], 0, "R_of_both")
+        if not all(isinstance(part, Constant) and len(part.shape) < 2 for part in parts):
+            return None
+        added = [list(range(3 - len(part.shape))) for part in parts if isinstance(part, Constant)]
+        unsqueezed = [self.outer.unsqueeze(part, axes) for part, axes in zip(parts, added, strict=True)]
+        return self.outer.concat(unsqueezed, 0, "of_both")
+
+
+def _base_name(value: ir.Value) -> str:
+    return (value.name or "value").rsplit("/", 1)[-1]
