@@ -65,18 +65,6 @@ def _matmul(call: Call) -> str:
     return "" if same_batch else f"MatMul of shapes {a.shape} and {b.shape}"
 
 
-def _full_reduction(dtype: type) -> Callable[[Call], str]:
-    """A reduction over all axes."""
-
-    def check(call: Call) -> str:
-        along_some = len(call.node.inputs) > 1 or {"axes", "noop_with_empty_axes"} & call.node.attributes.keys()
-        empty = call.node.op_type == "ReduceMax" and not call[0].size
-        unusual = along_some or empty or call[0].dtype != dtype
-        return f"{call.node.op_type} of {call[0].dtype} over only some axes, or of an empty tensor" if unusual else ""
-
-    return check
-
-
 def _slice(call: Call) -> str:
     """A Slice; one that ends beyond its input is out of scope, because a longer sequence would give other elements.
 
@@ -97,13 +85,13 @@ def _slice(call: Call) -> str:
 USES: dict[str, Callable[[Call], str]] = {
     **dict.fromkeys(("Add", "Div", "Greater", "Less", "Max", "Min", "Mul", "Sub"), _binary),
     "Abs": _float, "Cast": _cast, "Clip": _clip, "Conv": _conv, "MatMul": _matmul, "Neg": _float,
-    "ReduceMax": _full_reduction(np.int64), "ReduceSum": _full_reduction(np.uint64), "Slice": _slice,
+    "Slice": _slice,
 }  # fmt: skip
 """Checks that return why a use is out of scope, or "". They raise WrongError if no runtime supports the use."""
 
 EMITTED = {
     *USES, *WITH_BODIES, "Concat", "Constant", "ConstantOfShape", "Elu", "Exp", "Gather", "Gemm",
-    "HardSigmoid", "Identity", "IsNaN", "LeakyRelu", "Log", "NonZero", "Not", "Range", "Reciprocal", "Relu",
+    "HardSigmoid", "Identity", "LeakyRelu", "Log", "NonZero", "Range", "Reciprocal", "Relu",
     "Reshape", "Shape", "Sigmoid", "Softplus", "Softsign", "Split", "Squeeze", "Tanh", "ThresholdedRelu", "Tile",
     "Transpose", "Unsqueeze", "Where",
 }  # fmt: skip
@@ -172,16 +160,6 @@ class EmittedInterpreter(Interpreter):
         for most, count in zip(self._bounds[call.node], (call[1], call[0]), strict=True):
             if most > longest and count.any() and self.field.small(count) is not None:
                 raise OutOfScopeError(f"the model compares lengths with {most}")
-
-    def _if(self, node: ir.Node) -> list[Array]:
-        """An If; if floats decide, both branches must return the same values."""
-        condition = self._operands(node)[0]
-        if condition is None or condition.dtype != np.uint64 or condition.size != 1:
-            return super()._if(node)
-        then, orelse = self._branches(node)
-        if len(then) != len(orelse) or not all(map(np.array_equal, then, orelse)):
-            raise OutOfScopeError("If with a condition that depends on floats")
-        return then
 
     def _is_inside_group(self, node: ir.Node) -> bool:
         """Whether only nodes of one algebraic pattern read a node's result."""

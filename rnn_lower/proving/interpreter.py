@@ -203,9 +203,6 @@ class Interpreter:
             self._execute(node)
         return self._defined([self._value(value) for value in body.outputs])
 
-    def _branches(self, node: ir.Node) -> list[list[Array]]:
-        return [self._body(node.attributes[name].as_graph(), []) for name in ("then_branch", "else_branch")]
-
     def _if(self, node: ir.Node) -> list[Array]:
         """The outputs of one branch, or a weighted mean of both if floats decide."""
         condition = self._operands(node)[0]
@@ -213,7 +210,7 @@ class Interpreter:
             raise OutOfScopeError("If with a condition that is not a boolean")
         if condition.dtype == np.bool_:
             return self._body(node.attributes["then_branch" if condition.all() else "else_branch"].as_graph(), [])
-        then, orelse = self._branches(node)
+        then, orelse = (self._body(node.attributes[name].as_graph(), []) for name in ("then_branch", "else_branch"))
         if len(then) != len(orelse) or any(a.shape != b.shape for a, b in zip(then, orelse, strict=False)):
             raise OutOfScopeError("If with branches of different shapes and a condition that depends on floats")
         pairs = ([self._as_element(a), self._as_element(b)] for a, b in zip(then, orelse, strict=True))
