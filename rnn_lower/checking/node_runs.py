@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, MutableSequence
 
 import numpy as np
 import onnx
@@ -11,16 +10,13 @@ import onnx
 from rnn_lower.checking import reference
 from rnn_lower.checking.runners import Run, open_reference
 from rnn_lower.checking.samples import Feeds
-from rnn_lower.ir.protobuf import graphs_of
+from rnn_lower.ir.walk import recurrent_nodes
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio.document import Document
-from rnn_lower.proving.model_diff import is_recurrent
 
 INDEX = "rnn_lower.index"
 STEPS = 3
 """The fewest steps that test a recurrence: a wrong state shows in the third step."""
-
-Nodes = MutableSequence[onnx.NodeProto]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,14 +73,6 @@ class NodeRuns:
 
 def number_nodes(model: onnx.ModelProto) -> None:
     """Store in each recurrent node its index, in the order of `rnn_lower.ir.walk`."""
-    roots: list[Nodes] = [model.graph.node, *(function.node for function in model.functions)]
-    for index, node in enumerate(_recurrent(roots)):
-        node.metadata_props.add(key=INDEX, value=str(index))
-
-
-def _recurrent(holders: Iterable[Nodes]) -> Iterator[onnx.NodeProto]:
-    for nodes in holders:
-        for node in nodes:
-            if is_recurrent(node):
-                yield node
-            yield from _recurrent(body.node for body in graphs_of(node))
+    document = Document(model)
+    for index, (node, _) in enumerate(recurrent_nodes(document.model)):
+        document.message(node).metadata_props.add(key=INDEX, value=str(index))

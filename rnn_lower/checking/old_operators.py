@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx.reference.op_run import OpRun
 
-from rnn_lower.checking.reference import attributes_of
+from rnn_lower.checking.reference import attributes_of, operator
 
 Array = np.ndarray
 FIRST_TODAY = 7
@@ -71,21 +70,13 @@ KERNELS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def _operator(op_type: str) -> type[OpRun]:
-    class Operator(OpRun):  # type: ignore[misc]
-        op_domain = ""
-
-        def _run(self, *inputs: Array | None, **_: Any) -> tuple[Array, ...]:
-            attributes = attributes_of(self.onnx_node)
-            if op_type == "Split":
-                attributes["outputs"] = len(self.onnx_node.output)
-            with np.errstate(all="ignore"):
-                results = KERNELS[op_type](*inputs, **attributes)
-            return tuple(results) if isinstance(results, list) else (results,)
-
-    Operator.__name__ = op_type
-    return Operator
+def _run(node: onnx.NodeProto, *inputs: Array | None) -> list[Array]:
+    attributes = attributes_of(node)
+    if node.op_type == "Split":
+        attributes["outputs"] = len(node.output)
+    results = KERNELS[node.op_type](*inputs, **attributes)
+    return results if isinstance(results, list) else [results]
 
 
-OLD_OPERATORS: tuple[type[OpRun], ...] = tuple(map(_operator, KERNELS))
+OLD_OPERATORS = tuple(operator(op_type, _run) for op_type in KERNELS)
 """For `onnx.reference.ReferenceEvaluator(model, new_ops=...)`."""

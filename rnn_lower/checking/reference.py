@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 from onnx.reference.op_run import OpRun
 
-from rnn_lower.options import QUANTIZED
+from rnn_lower.options import OP_TYPES, QUANTIZED
 from rnn_lower.proving import equations
 
 Array = np.ndarray
@@ -67,49 +67,48 @@ def run(op: str, inputs: Sequence[Array | None], attributes: Mapping[str, Any]) 
 Record = Callable[[onnx.NodeProto, Array, Array | None], None]
 """Called with a node, its X and its sequence_lens."""
 
+Kernel = Callable[..., Sequence[Array]]
+"""(node, *inputs) -> outputs"""
 
-def _operator(op: str, record: Record | None = None) -> type[OpRun]:
+
+def operator(op_type: str, kernel: Kernel, domain: str = "") -> type[OpRun]:
+    """An operator for `onnx.reference.ReferenceEvaluator(model, new_ops=...)`."""
+
     class Operator(OpRun):  # type: ignore[misc]
-        op_domain = ""
+        op_domain = domain
 
         def _run(self, *inputs: Array | None, **_: Any) -> tuple[Array, ...]:
-            if record is not None:
-                record(self.onnx_node, inputs[0], inputs[4] if len(inputs) > 4 else None)  # type: ignore[arg-type]
-            results = run(op, list(inputs), attributes_of(self.onnx_node))
-            return tuple(results[: len(self.onnx_node.output)])
+            with np.errstate(all="ignore"):
+                return tuple(kernel(self.onnx_node, *inputs))
 
-    Operator.__name__ = op
+    Operator.__name__ = op_type
     return Operator
 
 
-def _quantized(record: Record | None) -> type[OpRun]:
-    """onnxruntime's DynamicQuantizeLSTM without rounded products: an LSTM with dequantized weights."""
-    lstm = _operator("LSTM", record)
+def operators(record: Record = lambda *_: None) -> tuple[type[OpRun], ...]:
+    """RNN, GRU, LSTM, and onnxruntime's DynamicQuantizeLSTM without rounded products. record: see `Record`."""
 
-    class Operator(lstm):  # type: ignore[misc, valid-type]
-        op_domain = "com.microsoft"
+    def kernel(node: onnx.NodeProto, *inputs: Any) -> list[Array]:
+        record(node, inputs[0], inputs[4] if len(inputs) > 4 else None)
+        op, held = ("LSTM", _dequantized(inputs)) if node.op_type == QUANTIZED else (node.op_type, inputs)
+        return run(op, held, attributes_of(node))[: len(node.output)]
 
-        def _run(self, *inputs: Array | None, **_: Any) -> tuple[Array, ...]:
-            held = list(inputs)
-            for index, scale in ((1, 8), (2, 10)):
-                numbers, factor, zero = (np.asarray(inputs[k], np.float32) for k in (index, scale, scale + 1))
-                factor, zero = (x.reshape(len(numbers), 1, -1) for x in (factor, zero))
-                held[index] = np.swapaxes((numbers - zero) * factor, 1, 2)
-            outputs: tuple[Array, ...] = super()._run(*held[:8])
-            return outputs
+    return (*(operator(op, kernel) for op in OP_TYPES), operator(QUANTIZED, kernel, "com.microsoft"))
 
-    Operator.__name__ = QUANTIZED
-    return Operator
+
+def _dequantized(inputs: Sequence[Any]) -> list[Any]:
+    """The inputs of the LSTM that a DynamicQuantizeLSTM approximates."""
+    held = list(inputs[:8])
+    for index, scale in ((1, 8), (2, 10)):
+        numbers, factor, zero = (np.asarray(inputs[k], np.float32) for k in (index, scale, scale + 1))
+        factor, zero = (x.reshape(len(numbers), 1, -1) for x in (factor, zero))
+        held[index] = np.swapaxes((numbers - zero) * factor, 1, 2)
+    return held
 
 
 def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
     """The attributes by name, with bytes decoded."""
     return {attribute.name: ir.from_proto(attribute).value for attribute in node.attribute}
-
-
-def operators(record: Record | None = None) -> tuple[type[OpRun], ...]:
-    """Return the operators for `onnx.reference.ReferenceEvaluator(model, new_ops=...)`. record: see `Record`."""
-    return (*(_operator(op, record) for op in ("RNN", "GRU", "LSTM")), _quantized(record))
 
 
 OPERATORS: tuple[type[OpRun], ...] = operators()
