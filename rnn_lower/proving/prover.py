@@ -76,7 +76,6 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int, seconds: f
 def _prove_nodes(before: Document, after: Document, points: int, seed: int, deadline: float) -> Proof:
     """The proof of each replaced node, and of everything else field by field."""
     changed = model_diff.only_recurrent_nodes_changed((before.proto, before.folder), (after.proto, after.folder))
-    before = _with_inputs_of(after, before)
     proofs, tasks, graphs = _tasks(before, after, deadline)
     changed += _assign_unread(graphs, tasks)
     proofs += [prove_node(task, points, seed) for task in tasks]
@@ -164,19 +163,6 @@ def without_unread_weights(lowered: Document, original: Document) -> Document:
 
     unread = any(tensor.name not in read for tensor in lowered.proto.graph.initializer)
     return lowered.copied(change) if unread else lowered
-
-
-def _with_inputs_of(lowered: Document, original: Document) -> Document:
-    """The original without the weight inputs that a newer IR version turned into constants."""
-    weights = {tensor.name for tensor in original.proto.graph.initializer}
-    weights -= {value.name for value in lowered.proto.graph.input}
-
-    def change(copy: onnx.ModelProto) -> None:
-        copy.ir_version = lowered.proto.ir_version
-        protobuf.remove_if(copy.graph.input, lambda value: value.name in weights)
-
-    listed = weights & {value.name for value in original.proto.graph.input}
-    return original.copied(change) if listed else original
 
 
 def _tasks(before: Document, after: Document, deadline: float) -> tuple[list[NodeProof], list[Task], list[Graph]]:
