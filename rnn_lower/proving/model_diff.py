@@ -10,14 +10,14 @@ from typing import Any
 import onnx
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import NODE_MARK, is_quantized
+from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proving.inline import without_made_calls
 from rnn_lower.shapes.shape_info import RESHAPES
-from rnn_lower.transforms.strip_weights import inferred, sizes_of
+from rnn_lower.transforms.strip_weights import sizes_of
 
 WEIGHT_PATH = ("Cast", "Concat", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
 """Operators between a weight and a recurrent node, which lowering may remove together with the node."""
@@ -120,45 +120,19 @@ class _Diff:
     def _verified_infos(
         self, old: Sequence[onnx.ValueInfoProto], new: Iterable[onnx.ValueInfoProto], near: Container[str]
     ) -> list[onnx.ValueInfoProto]:
+        """The old declarations, without sizes that lowering had reason to drop: near emitted nodes, or wrong ones."""
         text = {info.name: info for info in new}
         return [
-            info if text.get(info.name, info) == info else self._verified_info(info, text[info.name], near)
+            _without_sizes(info, text[info.name])
+            if text.get(info.name, info) != info and (info.name in near or info.name in self._conflicting)
+            else info
             for info in old
         ]
 
-    def _verified_info(
-        self, old: onnx.ValueInfoProto, new: onnx.ValueInfoProto, near: Container[str]
-    ) -> onnx.ValueInfoProto:
-        """The declaration of a value, without sizes that lowering had reason to drop.
-
-        For inputs and outputs of emitted nodes any size may be dropped, for others only if one is wrong.
-        """
-        before, after = (info.type.tensor_type.shape.dim for info in (old, new))
-        known = None if old.name in near else self._inferred.get(old.name)
-        pairs = zip(before, known or (), strict=False)
-        is_unverified = old.name in near or any(
-            a.HasField("dim_value") and k not in (None, a.dim_value) for a, k in pairs
-        )
-        copy = onnx.ValueInfoProto()
-        copy.CopyFrom(old)
-        if not new.type.tensor_type.HasField("shape"):
-            if old.name in near or (known is not None and len(known) != len(before)):
-                copy.type.tensor_type.ClearField("shape")
-            return copy
-        for axis, (a, b) in enumerate(zip(before, after, strict=False)):
-            if a.HasField("dim_value") and not b.HasField("dim_value") and is_unverified:
-                copy.type.tensor_type.shape.dim[axis].ClearField("dim_value")
-        return copy
-
     @functools.cached_property
-    def _inferred(self) -> dict[str, list[int | None]]:
-        """The inferred shapes by name, ignoring annotations."""
-        try:
-            graphs = protobuf.graphs_in(inferred(self._before, follow=True).graph)
-        except RnnLowerError:  # then lowering cannot have dropped sizes for a conflict with inference
-            return {}
-        shapes = {info.name: sizes_of(info) for graph in graphs for info in graph.value_info}
-        return {name: sizes for name, sizes in shapes.items() if sizes is not None}
+    def _conflicting(self) -> set[str]:
+        """The values whose declared sizes are wrong."""
+        return {str(value.name) for value in Document(self._before, self._folders[0]).shape_info.conflicting_values()}
 
     def weights(self, path: str, old: onnx.GraphProto, new: onnx.GraphProto) -> Iterator[str]:
         """The differences between initializers; those that only recurrent nodes read may be replaced."""
@@ -290,6 +264,19 @@ def _repeats(info: onnx.ValueInfoProto, tensor: onnx.TensorProto | None) -> bool
     """Whether a declaration repeats the type and shape of a weight."""
     kind = info.type.tensor_type
     return tensor is not None and kind.elem_type == tensor.data_type and sizes_of(info) == list(tensor.dims)
+
+
+def _without_sizes(old: onnx.ValueInfoProto, new: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+    """The old declaration, without sizes that the new one lacks."""
+    copy = onnx.ValueInfoProto()
+    copy.CopyFrom(old)
+    dims, new_type = copy.type.tensor_type.shape.dim, new.type.tensor_type
+    for dim, new_dim in zip(dims, new_type.shape.dim, strict=False):
+        if dim.HasField("dim_value") and not new_dim.HasField("dim_value"):
+            dim.ClearField("dim_value")
+    if not new_type.HasField("shape"):
+        copy.type.tensor_type.ClearField("shape")
+    return copy
 
 
 def _emitted(node: onnx.NodeProto) -> bool:
