@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import LITERALS, schema_of
-from rnn_lower.proving.operators import WrongError
+from rnn_lower.proving.operators import WrongError, cast_type
 
 DType = ir.DataType | None
 """An element type, or None if nothing declares it."""
@@ -98,8 +98,7 @@ class ElementTypes:
         ]
 
     def _cast(self, node: ir.Node, source: DType) -> ir.DataType:
-        to = node.attributes["to"].value
-        goal = ir.DataType[to] if isinstance(to, str) else ir.DataType(to)
+        goal = cast_type(node.attributes["to"].value)
         if source is None or source == goal or not (source.is_floating_point() and goal.is_floating_point()):
             return goal
         back = source == ir.DataType.FLOAT and goal == self._dtype and goal in (_F.FLOAT16, _F.BFLOAT16)

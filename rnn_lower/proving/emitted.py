@@ -16,7 +16,7 @@ from rnn_lower.ir.schemas import WITH_BODIES
 from rnn_lower.ir.walk import known_tensor
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.interpreter import Graph, Interpreter
-from rnn_lower.proving.operators import Call, OutOfScopeError, WrongError, bounds_of
+from rnn_lower.proving.operators import Call, OutOfScopeError, WrongError, bounds_of, cast_type
 
 COMPARE = ("Less", "Greater", "Max", "Min", "Add", "Sub")
 """Operators that can make a graph behave differently beyond some length."""
@@ -46,8 +46,7 @@ def _clip(call: Call) -> str:
 
 def _cast(call: Call) -> str:
     """A Cast; narrow integers are out of scope, because long sequences would wrap around."""
-    to = call.attribute("to")
-    dtype = ir.DataType[to] if isinstance(to, str) else ir.DataType(to)
+    dtype = cast_type(call.attribute("to"))
     narrow = dtype.is_integer() and dtype.bitwidth < 32 and call[0].dtype == np.int64
     return f"Cast of integers to {dtype.name}" if narrow else ""
 

@@ -243,9 +243,13 @@ EXACT = {ir.DataType.FLOAT16: 1 << 11, ir.DataType.BFLOAT16: 1 << 8, ir.DataType
 """The largest magnitude up to which a type represents every integer; 2^24 for FLOAT."""
 
 
+def cast_type(to: int | str) -> ir.DataType:
+    """The element type that a Cast names by a number or, before opset 6, by a word."""
+    return ir.DataType[to] if isinstance(to, str) else ir.DataType(to)
+
+
 def _cast(call: Call) -> Array:
-    x, to = call[0], call.attribute("to")
-    dtype = ir.DataType[to] if isinstance(to, str) else ir.DataType(to)
+    x, dtype = call[0], cast_type(call.attribute("to"))
     if dtype.is_floating_point():
         if x.dtype == np.uint64:
             return x

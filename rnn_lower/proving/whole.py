@@ -155,7 +155,7 @@ class _Comparison:
         self.flows = [IntegerFlow(model) for model in self.models]
         raised = {key[0] for key in _repeating(self.models[1]) - _repeating(self.models[0])} & {*OP_TYPES}
         self.lengths = exact_sizes or bool(raised)
-        self.narrow = {value.dtype.value for node in recurrent if (value := node.inputs[0]) and value.dtype}
+        self.narrow = {value.dtype for node in recurrent if (value := node.inputs[0]) and value.dtype}
         self.count, self.outcomes, self.ran = 0, dict[ir.Node, set[bool]](), list[Mapping[str, int]]()
         self.undefined: list[Mapping[str, int]] = []
         self.sized, self.unsized = set[str](), set[str]()

@@ -22,7 +22,7 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.integer_flow import IntegerFlow
-from rnn_lower.proving.operators import MOVED_BY_ONNX, OutOfScopeError, WrongError
+from rnn_lower.proving.operators import MOVED_BY_ONNX, OutOfScopeError, WrongError, cast_type
 from rnn_lower.proving.whole_model import ModelInterpreter
 from rnn_lower.proving.windows import SmallInputError
 from rnn_lower.transforms.evaluate import evaluate_node
@@ -34,7 +34,7 @@ MOVES = (*MOVED_BY_ONNX, *DATA_MOVEMENT, "Pad", "Tile")
 KINDS = {"u": onnx.TensorProto.FLOAT, "i": onnx.TensorProto.INT64, "b": onnx.TensorProto.BOOL}
 """The element types of field elements, integers and booleans, by numpy kind."""
 
-WIDE = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
+WIDE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """Element types to which a Cast of field elements is the identity."""
 
 CASTS = ("Cast", "CastLike")
@@ -73,7 +73,7 @@ class WholeEvaluator(ModelInterpreter):
     input integers.  lengths: recurrent nodes may read lengths in place of comparisons.
     """
 
-    narrow: Collection[int] = ()
+    narrow: Collection[ir.DataType] = ()
     lengths = False
 
     def __init__(
@@ -154,8 +154,9 @@ class WholeEvaluator(ModelInterpreter):
         if own and node.op_type == "Dropout":  # random in training only, and no case for onnx's evaluator
             return super()._results(node)
         operands = self._operands(node)
-        if own and node.op_type == "Cast" and operands[0] is not None and self._keeps_type(node):
-            return [operands[0]]
+        x = node.inputs[0] if own and node.op_type == "Cast" else None
+        if x is not None and operands[0] is not None and self._shape_info.dtype(x) == self._goal(node):
+            return [operands[0]]  # such as a comparison that is cast to booleans
         if (own and node.op_type in (*OP_TYPES, "Constant")) or any(subgraphs(node)):
             self._use(operands)
             return super()._results(node)
@@ -267,17 +268,11 @@ class WholeEvaluator(ModelInterpreter):
         is_wide = dtype is not None and (dtype.is_floating_point() or dtype in (ir.DataType.INT32, ir.DataType.INT64))
         return is_wide and node.op_type in (*RINGS, *CASTS)
 
-    def _goal(self, node: ir.Node) -> int | None:
+    def _goal(self, node: ir.Node) -> ir.DataType | None:
         """Return the target type of a Cast or CastLike, if known."""
         if node.op_type == "Cast":
-            return node.attributes["to"].as_int()
-        dtype = None if node.inputs[1] is None else self._shape_info.dtype(node.inputs[1])
-        return None if dtype is None else dtype.value
-
-    def _keeps_type(self, node: ir.Node) -> bool:
-        """Whether a Cast keeps the element type, for example a Cast of a comparison to booleans."""
-        to, x = node.attributes["to"], node.inputs[0]
-        return to.type == ir.AttributeType.INT and x is not None and self._shape_info.dtype(x) == to.as_int()
+            return cast_type(node.attributes["to"].value)
+        return None if node.inputs[1] is None else self._shape_info.dtype(node.inputs[1])
 
     def _is_whole(self, value: ir.Value | None, operand: Array | None) -> bool:
         """Whether integers were computed from floats: they are field elements, without integer division or order."""
@@ -306,11 +301,7 @@ class WholeEvaluator(ModelInterpreter):
 
     def _unknown(self, node: ir.Node, operands: Sequence[Array | None]) -> list[Array]:
         """Return random elements, keyed by all operands, in the inferred shapes."""
-        digest = hashlib.blake2b(f"{node.domain} {node.op_type} {_attributes(node)}".encode())
-        for array in operands:
-            kind = "none" if array is None else f"{array.dtype} {array.shape}"
-            digest.update(kind.encode() + (b"" if array is None else np.ascontiguousarray(array).tobytes()))
-        seed = int.from_bytes(digest.digest()[:7], "little")
+        seed = _digest(f"{node.domain} {node.op_type} {_attributes(node)}", operands)
         return [
             self.field.function(f"unknown {seed} {index}", np.arange(math.prod(shape), dtype=np.uint64)).reshape(shape)
             for index, shape in enumerate(self._shapes(node, operands))
@@ -349,8 +340,11 @@ def _attributes(node: ir.Node) -> str:
     )
 
 
-def _digest(text: str, arrays: Iterable[Array]) -> str:
+def _digest(text: str, arrays: Iterable[Array | None]) -> str:
     digest = hashlib.blake2b(text.encode(), digest_size=8)
     for array in arrays:
-        digest.update(f"{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+        if array is not None:
+            digest.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+        else:
+            digest.update(b"none")
     return digest.hexdigest()
