@@ -16,7 +16,7 @@ from rnn_lower.ir.schemas import WITH_BODIES
 from rnn_lower.ir.walk import known_tensor
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.interpreter import Graph, Interpreter
-from rnn_lower.proving.operators import Call, OutOfScopeError, WrongError, bounds_of, cast_type
+from rnn_lower.proving.operators import Call, OutOfScopeError, UndefinedError, WrongError, bounds_of, cast_type
 
 COMPARE = ("Less", "Greater", "Max", "Min", "Add", "Sub")
 """Operators that can make a graph behave differently beyond some length."""
@@ -114,7 +114,10 @@ class EmittedInterpreter(Interpreter):
 
     def run(self, graph: Graph, inputs: Mapping[ir.Value, Array]) -> list[Array]:
         self._sizes = _symbol_sizes(inputs)
-        return super().run(graph, inputs)
+        try:
+            return super().run(graph, inputs)
+        except UndefinedError as error:
+            raise WrongError(f"{error.node.op_type} '{error.node.name}' divides by zero") from None
 
     def _bind(self, value: ir.Value, array: Array) -> None:
         self._compare_shape(value, array)
@@ -146,8 +149,6 @@ class EmittedInterpreter(Interpreter):
             raise OutOfScopeError(why)
         if self.longest is not None and node.op_type in COMPARE and call[0].dtype == np.uint64:
             self._check_bound(call, self.longest)
-        if node.op_type in ("Div", "Reciprocal") and not call[-1].all() and not self._is_inside_group(node):
-            raise WrongError(f"{node.op_type} '{node.name}' divides by zero")
         return super()._compute(call)
 
     def _check_bound(self, call: Call, longest: int) -> None:
@@ -159,21 +160,6 @@ class EmittedInterpreter(Interpreter):
         for most, count in zip(self._bounds[call.node], (call[1], call[0]), strict=True):
             if most > longest and count.any() and self.field.small(count) is not None:
                 raise OutOfScopeError(f"the model compares lengths with {most}")
-
-    def _is_inside_group(self, node: ir.Node) -> bool:
-        """Whether only nodes of one algebraic pattern read a node's result."""
-        nodes, inside = list(self._graph.all_nodes), set[ir.Node]()
-        for end in nodes:
-            group = self._group(end) if end.inputs and end.op_type not in WITH_BODIES else None
-            waiting = [] if group is None else [end]
-            while waiting:
-                inside.add(node_inside := waiting.pop())
-                values = [value for value in node_inside.inputs if value is not None and value is not group.argument]  # type: ignore[union-attr]
-                waiting += [
-                    producer for value in values if (producer := value.producer()) in nodes and producer not in inside
-                ]
-        users = [user for value in node.outputs for user, _ in value.uses()]
-        return node in inside and all(user in inside for user in users)
 
 
 def _symbol_sizes(inputs: Mapping[ir.Value, Array]) -> dict[str, int]:

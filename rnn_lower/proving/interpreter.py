@@ -82,7 +82,7 @@ class Interpreter:
         self.field, self._limits, self._deadline = field, limits, deadline
         self._constants: dict[ir.Value, Array] = {}
         self._values: dict[ir.Value, Array] = {}
-        self._undefined: dict[int, Array] = {}
+        self._undefined: dict[int, tuple[Array, ir.Node]] = {}
         self._groups: dict[ir.Node, Group | None] = {}
         self._graph = Graph((), (), 0)
         self._passes = 0
@@ -96,13 +96,13 @@ class Interpreter:
 
     def _defined(self, arrays: list[T]) -> list[T]:
         """The same arrays. Raises UndefinedError if one of them results from a division by zero."""
-        if self._is_undefined(arrays):
-            raise UndefinedError("a division by zero")
+        if divisor := self._divisor_of(arrays):
+            raise UndefinedError(divisor)
         return arrays
 
-    def _is_undefined(self, arrays: Sequence[object]) -> bool:
-        """Whether one of these arrays results from a division by zero."""
-        return bool(self._undefined) and any(id(array) in self._undefined for array in arrays)
+    def _divisor_of(self, arrays: Sequence[object]) -> ir.Node | None:
+        """The node that divided by zero what one of these arrays results from, or None."""
+        return next((self._undefined[id(array)][1] for array in arrays if id(array) in self._undefined), None)
 
     def _value(self, value: ir.Value) -> Array:
         if value in self._values:
@@ -145,10 +145,10 @@ class Interpreter:
         try:
             results = self._compute(Call(self.field, node, operands, self._graph.opset))
         except DivisionByZeroError as error:  # harmless if the node is inside a group, which replaces it
-            self._undefined[id(error.result)] = error.result
+            self._undefined[id(error.result)] = error.result, node
             return [error.result]
-        if self._is_undefined(operands):
-            self._undefined |= {id(result): result for result in results}
+        if divisor := self._divisor_of(operands):
+            self._undefined |= {id(result): (result, divisor) for result in results}
         return results
 
     def _limit_size(self, node: ir.Node, operands: Sequence[Array | None]) -> None:

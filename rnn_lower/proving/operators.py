@@ -31,7 +31,11 @@ class OutOfScopeError(Exception):
 
 
 class UndefinedError(OutOfScopeError):
-    """A result is undefined for these inputs, because an element was divided by zero."""
+    """A result is undefined for these inputs, because a node divided an element by zero."""
+
+    def __init__(self, node: ir.Node) -> None:
+        super().__init__("a division by zero")
+        self.node = node
 
 
 class DivisionByZeroError(OutOfScopeError):

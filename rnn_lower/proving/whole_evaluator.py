@@ -160,7 +160,7 @@ class WholeEvaluator(ModelInterpreter):
         if (own and node.op_type in (*OP_TYPES, "Constant")) or any(subgraphs(node)):
             self._use(operands)
             return super()._results(node)
-        if self._is_undefined(operands):
+        if self._divisor_of(operands):
             return super()._results(node)
         results = self._applied(node, operands, own)
         if own:
