@@ -53,7 +53,9 @@ def compare_models(
     if counterexample is not None:
         samples.check_counterexample(counterexample, inputs)
     models = ModelPair(original, lowered, on)
-    proof = exact if isinstance(exact, Proof) else _proof(models) if exact else None
+    proof = exact if isinstance(exact, Proof) else None
+    if exact is True:
+        proof = prover.quick_proof(models.original, models.lowered, PROOF_SECONDS)
     provided = [] if inputs is None else [samples.load_inputs(inputs, models.original.model)]
     is_same = proof is not None and bool(proof.nodes) and proof.ok
     comparison, node_runs = Comparison(rtol, atol, discrete=not is_same), NodeRuns(models.original, models.nodes)
@@ -97,15 +99,6 @@ def compare_models(
         runs_of_unproved=tuple(f"{models.nodes[index].describe()}: {node_runs.describe(index)}" for index in unproved),
         counterexample=written,
     )  # fmt: skip
-
-
-def _proof(models: ModelPair) -> Proof | None:
-    """The proof within a few seconds, or None if the models cannot be proved at all."""
-    try:
-        lowered = prover.without_unread_weights(models.lowered, models.original)
-        return prover.prove_models(models.original, lowered, 1, 0, PROOF_SECONDS)
-    except RnnLowerError:
-        return None
 
 
 class ModelPair:
