@@ -170,10 +170,8 @@ class ModelPair:
             text = f"{ORT} cannot load the original model ({self._refused})"
             return f"{text}, and the evaluator of onnx cannot run it; use `rnn-lower prove`, which runs neither model"
         wanted = "; ".join(map(_declaration, required_inputs(self.original.model)))
-        return (
-            f"the original model does not run with these inputs: {error}; provide other inputs (--inputs X.npz"
-            f" with {wanted})"
-        )
+        text = f"the original model does not run with these inputs: {error}; provide other inputs"
+        return f"{text} (--inputs X.npz with {wanted})"
 
     def unproved(self, proof: Proof | None) -> list[int]:
         """The replaced nodes that are not proved and that some inputs may reach."""
@@ -258,10 +256,8 @@ class ModelPair:
             where = "" if self._on is None else f" on {self.runner}"
             message = f"the lowered model does not run{where}: {one_line(error)}"
             if "running Scan" in str(error) and "Dimension 0 is 0" in str(error):
-                message += (
-                    "; its Scan cannot run on an empty sequence; lower the model with --form loop or"
-                    " --target onnxruntime"
-                )
+                message += "; its Scan cannot run on an empty sequence; lower the model with"
+                message += " --form loop or --target onnxruntime"
             raise RnnLowerError(f"{_named(self._lowered_path)}{message}") from None
 
 
@@ -310,9 +306,8 @@ def refused_by_onnxruntime(node: RecurrentNode) -> str | None:
     if node.op_type == "RNN" and "sequence_lens" in node.inputs and _before(1, 26):
         return "sequence_lens of an RNN, for which onnxruntime before version 1.26 returns wrong results at length 0"
     if node.op_type == "RNN" and _before(1, 29) and _needs_defaults(node):
-        return (
-            "an RNN activation without its alpha or beta, for which onnxruntime before version 1.29 uses wrong defaults"
-        )
+        text = "an RNN activation without its alpha or beta"
+        return f"{text}, for which onnxruntime before version 1.29 uses wrong defaults"
     if "hidden_size" not in attributes:
         return "hidden_size missing"
     if node.op_type != "RNN" and "clip" in attributes and node.clip is None:

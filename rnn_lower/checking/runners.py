@@ -56,12 +56,8 @@ def open_onnxruntime(document: Document, path: str | None = None, change: Change
     def run(feeds: Feeds) -> list[Any]:
         passed = {f"{k}/float": v.astype(np.float32) if _is_bfloat16(v) else v for k, v in feeds.items()}
         passed = {name: value for name, value in {**feeds, **passed}.items() if name in names}
-        results = session.run(None, passed)
-        bfloat16 = onnx.TensorProto.BFLOAT16
-        return [
-            r.astype(ml_dtypes.bfloat16) if dtype == bfloat16 else r
-            for r, dtype in itertools.zip_longest(results, wanted)  # a change may have added outputs
-        ]
+        typed = itertools.zip_longest(session.run(None, passed), wanted)  # a change may have added outputs
+        return [r.astype(ml_dtypes.bfloat16) if dtype == onnx.TensorProto.BFLOAT16 else r for r, dtype in typed]
 
     return run
 

@@ -121,23 +121,15 @@ def iree(model: onnx.ModelProto, feeds: Feeds) -> list[Any]:
     import iree.runtime as runtime
 
     with file_of(model) as path:
-        text = path.replace(".onnx", ".mlir")
-        subprocess.run(
-            [sys.executable, "-m", "iree.compiler.tools.import_onnx", path, "-o", text], check=True, capture_output=True
-        )
-        binary = tools.compile_file(
-            text, target_backends=["llvm-cpu"], extra_args=["--iree-llvmcpu-target-cpu=host"], input_type="onnx"
-        )
+        text, cpu = path.replace(".onnx", ".mlir"), ["--iree-llvmcpu-target-cpu=host"]
+        imported = [sys.executable, "-m", "iree.compiler.tools.import_onnx", path, "-o", text]
+        subprocess.run(imported, check=True, capture_output=True)
+        binary = tools.compile_file(text, target_backends=["llvm-cpu"], extra_args=cpu, input_type="onnx")
     config = runtime.Config("local-task")
     module = runtime.load_vm_module(runtime.VmModule.copy_buffer(config.vm_instance, binary), config)
-    function = module[
-        next(
-            name
-            for name in module.vm_module.function_names
-            if not name.startswith("__") and not name.endswith("$async")
-        )
-    ]
-    results = function(*[feeds[value.name] for value in model.graph.input])
+    names = module.vm_module.function_names
+    name = next(name for name in names if not name.startswith("__") and not name.endswith("$async"))
+    results = module[name](*[feeds[value.name] for value in model.graph.input])
     results = [results] if hasattr(results, "to_host") else list(results)
     return [np.array(value.to_host()) for value in results]
 

@@ -55,9 +55,8 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataTy
 def load_inputs(source: Mapping[str, Any] | str | os.PathLike[str], model: ir.Model) -> Feeds:
     """The arrays of a file by input name; required inputs must be present."""
     if not isinstance(source, (Mapping, str, os.PathLike)):
-        raise RnnLowerError(
-            f"inputs must map names to arrays, or be the path of an .npz file, not {type(source).__name__}"
-        )
+        kind = type(source).__name__
+        raise RnnLowerError(f"inputs must map names to arrays, or be the path of an .npz file, not {kind}")
     if isinstance(source, Mapping):
         try:
             feeds = {name: np.asarray(array) for name, array in source.items()}
@@ -74,10 +73,8 @@ def load_inputs(source: Mapping[str, Any] | str | os.PathLike[str], model: ir.Mo
             raise RnnLowerError(f"{os.fspath(source)}: cannot be read as .npz: {text}") from None
     missing = [value.name for value in required_inputs(model) if value.name not in feeds]
     if missing:
-        raise RnnLowerError(
-            f"the inputs have no array for {', '.join(map(str, missing))}; they contain"
-            f" {', '.join(map(str, feeds)) or 'nothing'}"
-        )
+        names, held = ", ".join(map(str, missing)), ", ".join(map(str, feeds)) or "nothing"
+        raise RnnLowerError(f"the inputs have no array for {names}; they contain {held}")
     return feeds
 
 
@@ -218,10 +215,8 @@ class _Draw:
     def sample(self, value: ir.Value) -> np.ndarray:
         name, samples = str(value.name), self.samples
         if value.type is not None and not isinstance(value.type, ir.TensorType):
-            raise RnnLowerError(
-                f"input '{name}' is not a tensor, so the models cannot be compared by running; use --prove,"
-                " which needs no inputs"
-            )
+            text = f"input '{name}' is not a tensor, so the models cannot be compared by running"
+            raise RnnLowerError(f"{text}; use --prove, which needs no inputs")
         if value.dtype is None:
             raise RnnLowerError(f"the type of input '{name}' is unknown; provide inputs (--inputs X.npz)")
         rank = samples.ranks.get(name, RANKS[self.attempt % len(RANKS)])

@@ -60,9 +60,8 @@ class ElementTypes:
 
     def expect(self, value: ir.Value, dtype: DType) -> None:
         """Compare the type of a value with that of the node's output. Raises WrongError if they differ."""
-        _agree(
-            self.dtype_of(value), dtype, f"'{value.name}' is {_name(self.dtype_of(value))} instead of {_name(dtype)}"
-        )
+        actual = self.dtype_of(value)
+        _agree(actual, dtype, f"'{value.name}' is {_name(actual)} instead of {_name(dtype)}")
 
     def _results(self, node: ir.Node) -> Sequence[DType]:
         operands = [self.dtype_of(value) for value in node.inputs]
@@ -92,10 +91,8 @@ class ElementTypes:
                 raise WrongError(f"{node.op_type} at opset {self._opset} does not accept {_name(dtype)}")
             if variables.setdefault(formal.type_str, dtype) != dtype:
                 raise WrongError(f"{node.op_type} of {_name(variables[formal.type_str])} and {_name(dtype)}")
-        return [
-            _formal_dtype(schema.outputs[min(index, len(schema.outputs) - 1)], variables)
-            for index in range(len(node.outputs))
-        ]
+        outputs = (schema.outputs[min(index, len(schema.outputs) - 1)] for index in range(len(node.outputs)))
+        return [_formal_dtype(output, variables) for output in outputs]
 
     def _cast(self, node: ir.Node, source: DType) -> ir.DataType:
         goal = cast_type(node.attributes["to"].value)

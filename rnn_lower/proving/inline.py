@@ -26,18 +26,15 @@ def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.
     if not new_functions:
         return after
     opset = opset_of(after)
-    mismatched = next((function for function in new_functions if opset_of(function) != opset), None)
-    if mismatched is not None:
-        raise CallError(
-            f"function {mismatched.domain}.{mismatched.name} has a different opset from the model that calls it"
-        )
+    for function in new_functions:
+        if opset_of(function) != opset:
+            name = f"{function.domain}.{function.name}"
+            raise CallError(f"function {name} has a different opset from the model that calls it")
     names = [(function.domain, function.name) for function in new_functions]
     try:
         result: onnx.ModelProto = onnx.inliner.inline_selected_functions(after, names, exclude=False)
     except Exception as error:  # the inliner raises C++ exceptions
-        raise CallError(
-            f"function {new_functions[0].domain}.{new_functions[0].name} cannot be inlined: {error}"
-        ) from None
+        raise CallError(f"function {'.'.join(names[0])} cannot be inlined: {error}") from None
     for function in [f for f in result.functions if (f.domain, f.name) in names]:
         result.functions.remove(function)
     text = {(f.domain, f.name): {info.name for info in f.value_info} for f in after.functions}

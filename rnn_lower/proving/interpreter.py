@@ -240,10 +240,8 @@ class Interpreter:
 
     def _scan(self, node: ir.Node) -> list[Array]:
         """The results of a Scan of version 9 or newer; version 8, with its batch axis, is never emitted."""
-        operands, body = (
-            [array for array in self._operands(node) if array is not None],
-            node.attributes["body"].as_graph(),
-        )
+        operands = [array for array in self._operands(node) if array is not None]
+        body = node.attributes["body"].as_graph()
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
         if "directions" in attributes or attributes["num_scan_inputs"] < 1 or len(operands) < len(node.inputs):
             raise OutOfScopeError("a Scan of version 8 or without a sequence")

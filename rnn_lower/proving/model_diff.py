@@ -122,11 +122,10 @@ class _Diff:
     ) -> list[onnx.ValueInfoProto]:
         """The old declarations, without sizes that lowering had reason to drop: near emitted nodes, or wrong ones."""
         text = {info.name: info for info in new}
+        pairs = [(info, text.get(info.name, info)) for info in old]
         return [
-            _without_sizes(info, text[info.name])
-            if text.get(info.name, info) != info and (info.name in near or info.name in self._conflicting)
-            else info
-            for info in old
+            a if a == b or not (a.name in near or a.name in self._conflicting) else _without_sizes(a, b)
+            for a, b in pairs
         ]
 
     @functools.cached_property

@@ -106,11 +106,9 @@ def _verdict(task: Task, points: int, seed: int, sizes: Mapping[str, int]) -> No
         for folded in comparison.folds:
             reason = comparison.difference(folded)
             if reason is None:
-                bound = FAILURE**comparison.points
+                bound, count = FAILURE**comparison.points, comparison.evaluations
                 left_out = "; ".join(sorted(comparison.left_out))
-                return dataclasses.replace(
-                    proof, verdict=PROVED, bound=bound, evaluations=comparison.evaluations, reason=left_out
-                )
+                return dataclasses.replace(proof, verdict=PROVED, bound=bound, evaluations=count, reason=left_out)
             if proof.verdict != DIFFERENT:
                 proof = dataclasses.replace(proof, verdict=DIFFERENT, reason=reason)
     except OutOfScopeError as error:

@@ -154,9 +154,9 @@ def _elementwise(real: Callable[[Field, Array, Array], Array] | None, whole: Cal
         _check_broadcast(call)
         if all(array.dtype != np.uint64 for array in call.operands):
             return np.asarray(functools.reduce(whole, call.operands))
-        return (
-            pointwise(call) if real is None else functools.reduce(functools.partial(real, call.field), call.elements())
-        )
+        if real is None:
+            return pointwise(call)
+        return functools.reduce(functools.partial(real, call.field), call.elements())
 
     return run
 
@@ -180,9 +180,8 @@ def _unary(real: Callable[[Field, Array], Array], whole: Callable[..., Any]) -> 
 
 def _activation(name: str, alpha: float = 0.0, beta: float = 0.0) -> Operator:
     """Return an activation operator with the defaults of its attributes."""
-    return lambda call: scalar_functions.SCALARS[name](
-        call.field, call.real(0), call.number("alpha", alpha), call.number("beta", beta)
-    )
+    scalar = scalar_functions.SCALARS[name]
+    return lambda call: scalar(call.field, call.real(0), call.number("alpha", alpha), call.number("beta", beta))
 
 
 def _function(name: str) -> Operator:

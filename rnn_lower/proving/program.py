@@ -88,18 +88,15 @@ class Program(Graph):
         if wrong:
             raise WrongError(f"{node.op_type} at opset {self.opset} does not accept {wrong}")
         if node.op_type in COMPARE:
-            constants = [array for array in map(constant, node.inputs) if array is not None]
-            whole = (
-                int(np.abs(array.astype(np.int64)).max(initial=0)) for array in constants if array.dtype.kind in "iu"
-            )
-            self.largest_compared = max(self.largest_compared, *whole, 0)
+            for array in map(constant, node.inputs):
+                if array is not None and array.dtype.kind in "iu":
+                    self.largest_compared = int(np.abs(array.astype(np.int64)).max(initial=self.largest_compared))
         for _, body in subgraphs(node):
             self._check_body(body, visible)
 
     def _check_body(self, body: ir.Graph, visible: frozenset[str]) -> None:
-        own = [
-            str(value.name) for value in (*body.inputs, *(out for node in body for out in node.outputs)) if value.name
-        ]
+        values = (*body.inputs, *(out for node in body for out in node.outputs))
+        own = [str(value.name) for value in values if value.name]
         again = next((name for name in own if name in visible), None)
         listed = next((value for value in body.initializers.values() if value in body.inputs), None)
         if again is not None or listed is not None:

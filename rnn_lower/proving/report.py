@@ -86,11 +86,8 @@ class CheckReport:
 
     def lines(self, verbose: bool = False) -> list[str]:
         """The lines before the verdict: all differences; if verbose, also each output and how the nodes ran."""
-        lines = (
-            [f"the original ran on {self.judge}, the lowered model on {self.runner}, {self.runs} run(s)"]
-            if verbose
-            else []
-        )
+        ran = f"the original ran on {self.judge}, the lowered model on {self.runner}, {self.runs} run(s)"
+        lines = [ran] if verbose else []
         lines += [output.describe() for output in self.outputs if verbose or not output.ok]
         lines += [f"changed beyond the recurrent nodes: {change}" for change in self.changed]
         lines += [f"not reached: {node}" for node in self.unreached]

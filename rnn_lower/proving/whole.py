@@ -123,9 +123,8 @@ def _interface(before: ir.Model, after: ir.Model) -> Iterator[str]:
         ("inputs with defaults", overridable_inputs(before), overridable_inputs(after)),
         ("outputs", before.graph.outputs, after.graph.outputs),
     ):
-        typed = all(
-            None in (a.dtype, b.dtype) or a.dtype == b.dtype for a, b in zip(old_values, new_values, strict=False)
-        )
+        pairs = zip(old_values, new_values, strict=False)
+        typed = all(None in (a.dtype, b.dtype) or a.dtype == b.dtype for a, b in pairs)
         if [value.name for value in old_values] != [value.name for value in new_values] or not typed:
             yield f"graph: the {what} differ"
 
@@ -199,9 +198,8 @@ class _Comparison:
             yield from (Trial(len(cases), sizes, draw) for draw in range(max(self.points, draws)))
         for draw in range(LARGE_DRAWS if self.integers else 0):
             yield Trial(0, cases[0], draw, large=True)
-        comparing = (
-            self._one_sided() if self.count else [node for node, _ in nodes(model) if node.op_type in COMPARISONS]
-        )
+        comparing = [node for node, _ in nodes(model) if node.op_type in COMPARISONS]
+        comparing = self._one_sided() if self.count else comparing
         compared = sorted(set(compared_numbers(comparing)))[:TRIED_NUMBERS]
         for number, name, draw in itertools.product(compared, self.integers, range(NUMBER_DRAWS)):
             for index, case in enumerate(list(self.ran) or [*cases, *longer]):

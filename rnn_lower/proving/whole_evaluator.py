@@ -276,9 +276,9 @@ class WholeEvaluator(ModelInterpreter):
 
     def _is_whole(self, value: ir.Value | None, operand: Array | None) -> bool:
         """Whether integers were computed from floats: they are field elements, without integer division or order."""
-        dtype = (
-            None if value is None or operand is None or operand.dtype != np.uint64 else self._shape_info.dtype(value)
-        )
+        if value is None or operand is None or operand.dtype != np.uint64:
+            return False
+        dtype = self._shape_info.dtype(value)
         return dtype is not None and dtype.is_integer()
 
     def _bind(self, value: ir.Value, array: Array) -> None:
@@ -320,9 +320,8 @@ class WholeEvaluator(ModelInterpreter):
         outputs = [onnx.ValueInfoProto(name=value.name) for value in node.outputs if value.name]
         graph = onnx.helper.make_graph([ir.to_proto(node)], "one", list(inputs.values()), outputs, constants)
         domains = {"": self._graph.opset} | ({} if node.domain in DEFAULT_DOMAINS else {node.domain: 1})
-        model = onnx.helper.make_model(
-            graph, opset_imports=[onnx.helper.make_opsetid(*opset) for opset in domains.items()]
-        )
+        imports = [onnx.helper.make_opsetid(*opset) for opset in domains.items()]
+        model = onnx.helper.make_model(graph, opset_imports=imports)
         try:
             inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
         except Exception as error:
@@ -334,10 +333,8 @@ class WholeEvaluator(ModelInterpreter):
 
 
 def _attributes(node: ir.Node) -> str:
-    held = {name: attribute.value for name, attribute in node.attributes.items()}
-    return repr(
-        sorted((name, value.tobytes() if hasattr(value, "tobytes") else repr(value)) for name, value in held.items())
-    )
+    held = [(name, attribute.value) for name, attribute in node.attributes.items()]
+    return repr(sorted((name, value.tobytes() if hasattr(value, "tobytes") else repr(value)) for name, value in held))
 
 
 def _digest(text: str, arrays: Iterable[Array | None]) -> str:
