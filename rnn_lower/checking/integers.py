@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from rnn_lower.ir.walk import get_attribute, known_tensor, nodes
 from rnn_lower.options import OP_TYPES
+from rnn_lower.proving.whole_evaluator import COMPARISONS
 from rnn_lower.shapes.shape_info import plain_dim
 
 PASS_ON = (
@@ -18,8 +19,6 @@ PASS_ON = (
     "Reshape", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where",
 )  # fmt: skip
 """Operators that pass integers on to the node that distinguishes them."""
-
-COMPARE = ("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual")
 
 POSITIONS = (*range(10), 15, 20, 30, 40)
 """Values for integers that select from, or are compared with, computed values: mostly positions in a sequence."""
@@ -54,7 +53,7 @@ def _significant_values(node: ir.Node, index: int) -> Sequence[int] | None:
         depth = known_tensor(node.inputs[1])
         is_number = depth is not None and depth.size == 1 and depth.dtype != ir.DataType.STRING
         return _up_to(float(depth.numpy().ravel()[0])) if is_number and depth is not None else None
-    if node.op_type in COMPARE:
+    if node.op_type in COMPARISONS:
         return _compared_with(known_tensor(node.inputs[1 - index]))
     return None if node.op_type in OP_TYPES and index == 4 else ()
 

@@ -22,7 +22,7 @@ from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.traits import DATA_MOVEMENT
 from rnn_lower.ir.walk import get_attribute, subgraphs
 from rnn_lower.lowering.node import RecurrentNode, axes_of
-from rnn_lower.proving.model_inputs import Symbol, required_inputs, symbol
+from rnn_lower.proving.model_inputs import Symbol, overridable_inputs, required_inputs, symbol
 
 Feeds = dict[str, np.ndarray]
 
@@ -97,10 +97,10 @@ def save_inputs(path: str | os.PathLike[str], feeds: Mapping[str, np.ndarray]) -
 
 
 def _defaults(model: ir.Model) -> dict[str, np.ndarray]:
-    """The default values of optional inputs; before IR version 4, defaults are constants."""
+    """The default values of optional inputs."""
     defaults: dict[str, np.ndarray] = {}
     budget = LARGEST_DEFAULTS
-    for value in model.graph.inputs if (model.ir_version or 0) >= 4 else ():
+    for value in overridable_inputs(model):
         tensor = value.const_value
         if tensor is None or tensor.dtype == ir.DataType.STRING or tensor.nbytes > budget:
             continue

@@ -35,14 +35,11 @@ def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.
         result: onnx.ModelProto = onnx.inliner.inline_selected_functions(after, names, exclude=False)
     except Exception as error:  # the inliner raises C++ exceptions
         raise CallError(f"function {'.'.join(names[0])} cannot be inlined: {error}") from None
-    for function in [f for f in result.functions if (f.domain, f.name) in names]:
-        result.functions.remove(function)
-    text = {(f.domain, f.name): {info.name for info in f.value_info} for f in after.functions}
+    protobuf.remove_if(result.functions, lambda function: (function.domain, function.name) in names)
+    text = {(f.domain, f.name): f.value_info for f in after.functions}
     for function in result.functions:  # the inliner adds value_info for the values that it moved
-        known = text[function.domain, function.name]
-        infos = [info for info in function.value_info if info.name in known]
         del function.value_info[:]
-        function.value_info.extend(infos)
+        function.value_info.extend(text[function.domain, function.name])
     domains = {domain for domain, _ in names}
     for holder in (result, *result.functions):
         protobuf.remove_if(holder.opset_import, lambda entry: entry.domain in domains)
