@@ -53,9 +53,8 @@ def _checks(x: str, name: str) -> list[onnx.NodeProto]:
         ("Add", ["shape", "zero"], "same_shape", {}),
         ("Reshape", [None, "same_shape"], "x", {}),
     ]
-    return [
-        helper.make_node(
-            op, [x if i is None else f"{name}/{i}" for i in inputs], [f"{name}/{out}"], f"{name}/{out}", **at
-        )
-        for op, inputs, out, at in rows
-    ]
+
+    def full(part: str | None) -> str:
+        return x if part is None else f"{name}/{part}"
+
+    return [helper.make_node(op, [*map(full, parts)], [full(out)], full(out), **at) for op, parts, out, at in rows]
