@@ -7,13 +7,13 @@ prepack them, and runtimes that require constant weights accept them. Nothing is
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from rnn_lower.builder import constants
 from rnn_lower.builder.constants import Constant, fold, from_tensor
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import known_tensor
@@ -21,98 +21,75 @@ from rnn_lower.ir.walk import known_tensor
 DEEPEST = 12
 """The maximum number of producers to follow."""
 
+NAME = "weight"
+"""The suggested name of the results."""
+
 Parameters = Callable[[str, int], Any]
 """Returns a parameter by its attribute name and its input index, or None if it is absent."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Moved:
-    """The result of a data-movement node, as arguments of `fold`.
-
-    what: its name and parameters.  dtype: None for that of the data.  shape: None if it can be computed from views.
-    """
-
-    what: tuple[Any, ...]
-    compute: Callable[..., np.ndarray]
-    dtype: ir.DataType | None = None
-    shape: tuple[int, ...] | None = None
+Move = Callable[..., "Constant | None"]
+"""(parameters, output index, *data) -> the result, or None if it is not supported."""
 
 
-Move = Callable[[Parameters, int, "list[Constant]"], "Moved | None"]
-"""(parameters, output index, data) -> the movement, or None if it is not supported."""
+def _identity(parameter: Parameters, _: int, x: Constant) -> Constant:
+    return fold(("identity",), lambda array: array, x, name=NAME)
 
 
-def _axes(parameter: Parameters, rank: int) -> tuple[int, ...] | None:
-    axes = parameter("axes", 1)
-    return None if axes is None else tuple(axis % rank for axis in axes)
-
-
-def _squeeze(parameter: Parameters, _: int, data: list[Constant]) -> Moved | None:
+def _squeeze(parameter: Parameters, _: int, x: Constant) -> Constant:
     # onnxruntime treats an empty list of axes like a missing one and removes all axes of size 1.
-    axes = _axes(parameter, len(data[0].shape)) or None
-    return Moved(("squeeze", *(axes or ("all",))), lambda x: np.squeeze(x, axes))
+    axes = parameter("axes", 1) or [axis for axis, size in enumerate(x.shape) if size == 1]
+    return constants.squeeze(x, axes, NAME)
 
 
-def _unsqueeze(parameter: Parameters, _: int, data: list[Constant]) -> Moved | None:
-    axes = _axes(parameter, len(data[0].shape) + len(parameter("axes", 1)))
-    return Moved(("unsqueeze", *(axes or ())), lambda x: np.expand_dims(x, axes or ()))
+def _unsqueeze(parameter: Parameters, _: int, x: Constant) -> Constant:
+    return constants.unsqueeze(x, parameter("axes", 1), NAME)
 
 
-def _transpose(parameter: Parameters, _: int, data: list[Constant]) -> Moved | None:
-    perm = parameter("perm", 9) or tuple(reversed(range(len(data[0].shape))))
-    return Moved(("transpose", *perm), lambda x: np.transpose(x, perm))
+def _transpose(parameter: Parameters, _: int, x: Constant) -> Constant:
+    return constants.transpose(x, parameter("perm", 9) or range(len(x.shape))[::-1], NAME)
 
 
-def _concat(parameter: Parameters, _: int, data: list[Constant]) -> Moved | None:
-    if len({constant.dtype for constant in data}) > 1:  # invalid ONNX; the runtime reports it
+def _concat(parameter: Parameters, _: int, *parts: Constant) -> Constant | None:
+    if len({part.dtype for part in parts}) > 1:  # invalid ONNX; the runtime reports it
         return None
     axis = parameter("axis", 99)
-    axis = (1 if axis is None else axis) % len(data[0].shape)  # version 1 has a default
-    shape = list(data[0].shape)
-    shape[axis] = sum(part.shape[axis] for part in data)
-    return Moved(("concat", axis), lambda *parts: np.concatenate(parts, axis), shape=tuple(shape))
+    return constants.concat(parts, 1 if axis is None else axis, NAME)  # version 1 has a default
 
 
-def _slice(parameter: Parameters, _: int, data: list[Constant]) -> Moved | None:
+def _slice(parameter: Parameters, _: int, x: Constant) -> Constant:
     starts, ends, axes, steps = (
         parameter(name, position) for position, name in enumerate(("starts", "ends", "axes", "steps"), 1)
     )
-    index = [slice(None)] * len(data[0].shape)
     for k, axis in enumerate(range(len(starts)) if axes is None else axes):
-        index[axis] = slice(starts[k], ends[k], 1 if steps is None else steps[k])
-    what = tuple((part.start, part.stop, part.step) for part in index)
-    return Moved(("move slice", what), lambda x: x[tuple(index)])
+        bounds = slice(starts[k], ends[k], 1 if steps is None else steps[k])
+        x = constants.slice_of(x, axis % len(x.shape), bounds, NAME)
+    return x
 
 
-def _reshape(parameter: Parameters, _: int, data: list[Constant]) -> Moved | None:
-    shape = parameter("shape", 1)
+def _reshape(parameter: Parameters, _: int, x: Constant) -> Constant | None:
     if parameter("allowzero", 99):
         return None
-    sizes = [data[0].shape[k] if size == 0 else size for k, size in enumerate(shape)]
-    return Moved(("reshape", *sizes), lambda x: np.reshape(x, sizes))
+    sizes = [x.shape[axis] if size == 0 else size for axis, size in enumerate(parameter("shape", 1))]
+    return constants.reshape(x, sizes, NAME)
 
 
-def _split(parameter: Parameters, which: int, data: list[Constant]) -> Moved | None:
+def _split(parameter: Parameters, which: int, x: Constant) -> Constant | None:
     axis, sizes = parameter("axis", 99) or 0, parameter("split", 1)
     if sizes is None:  # equal parts, whose number depends on the operator version
         return None
-    end = sum(sizes[: which + 1])
-    index = [slice(None)] * len(data[0].shape)
-    index[axis] = slice(end - sizes[which], end)
-    return Moved(("split", axis, end, sizes[which]), lambda x: x[tuple(index)])
+    start = sum(sizes[:which])
+    return constants.slice_of(x, axis % len(x.shape), slice(start, start + sizes[which]), NAME)
 
 
-def _cast(parameter: Parameters, _: int, data: list[Constant]) -> Moved | None:
+def _cast(parameter: Parameters, _: int, x: Constant) -> Constant | None:
     dtype = ir.DataType(parameter("to", 99))
-    if not np.can_cast(data[0].dtype.numpy(), dtype.numpy(), "safe"):
-        return None
-    return Moved(("cast", dtype), lambda x: x.astype(dtype.numpy()), dtype, data[0].shape)
+    return constants.cast(x, dtype, NAME) if np.can_cast(x.dtype.numpy(), dtype.numpy(), "safe") else None
 
 
 MOVEMENTS: dict[str, tuple[int | None, Move]] = {
     "Cast": (1, _cast),
     "Concat": (None, _concat),
-    "Identity": (1, lambda *_: Moved(("identity",), lambda x: x)),
+    "Identity": (1, _identity),
     "Reshape": (1, _reshape),
     "Slice": (1, _slice),
     "Split": (1, _split),
@@ -155,20 +132,9 @@ def _computed(value: ir.Value, depth: int, seen: dict[ir.Value, Constant | None]
     if not data:
         return None
     try:
-        moved = move(_parameters(node), node.outputs.index(value), data)
-        if moved is None:
-            return None
-        shape = (
-            moved.shape
-            or moved.compute(*(np.broadcast_to(np.int8(0), operand_constant.shape) for operand_constant in data)).shape
-        )
-        return fold(moved.what, moved.compute, *data, shape=shape, name="weight", dtype=moved.dtype)
+        return move(_parameters(node), node.outputs.index(value), *data)
     except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
-        return None  # the node is invalid, and other code reports it
-
-
-class _UnknownError(ValueError):
-    """A parameter exists but is known at run time only."""
+        return None  # a parameter is known at run time only, or the node is invalid, which other code reports
 
 
 def _parameters(node: ir.Node) -> Parameters:
@@ -181,9 +147,7 @@ def _parameters(node: ir.Node) -> Parameters:
         if value is None:
             return None
         tensor = known_tensor(value)
-        if tensor is None:
-            raise _UnknownError(name)
-        if not tensor.dtype.is_integer():
+        if tensor is None or not tensor.dtype.is_integer():
             raise TypeError(name)
         return tuple(int(number) for number in tensor.numpy().ravel())
 

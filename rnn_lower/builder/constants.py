@@ -62,25 +62,63 @@ def filled(value: float, shape: tuple[int, ...], dtype: ir.DataType) -> Constant
 
 
 def fold(
-    what: tuple[Any, ...], compute: Callable[..., np.ndarray], *operands: Constant, shape: Sequence[int],
-    name: str, dtype: ir.DataType | None = None,
+    what: tuple[Any, ...], compute: Callable[..., np.ndarray], *operands: Constant, name: str,
+    shape: Sequence[int] | None = None, dtype: ir.DataType | None = None,
 ) -> Constant:  # fmt: skip
     """Return the constant that a numpy function computes from constants when the model is written.
 
-    what: the function and its parameters, to identify equal constants.  shape: of the result.
+    what: the function and its parameters, to identify equal constants.
+    shape: of the result; None if `compute` returns a view, whose shape is known without data.
     """
 
     def load() -> np.ndarray:
         with np.errstate(all="ignore"):  # weights may contain any value; inf - inf is NaN at run time as well
-            arrays = {
-                operand.key: operand.load()
-                for operand in {operand_of_key.key: operand_of_key for operand_of_key in operands}.values()
-            }
+            arrays = {key: operand.load() for key, operand in {x.key: x for x in operands}.items()}
             return compute(*(arrays[operand.key] for operand in operands))
 
+    if shape is None:
+        shape = compute(*(np.broadcast_to(np.int8(0), operand.shape) for operand in operands)).shape
     key = _key(what, *(operand.key for operand in operands))
     sources = frozenset().union(*(operand.sources for operand in operands))
     return Constant(key, tuple(shape), dtype or operands[0].dtype, load, name, sources)
+
+
+def negate(x: Constant, name: str) -> Constant:
+    return fold(("negate",), np.negative, x, name=name, shape=x.shape)
+
+
+# -- data movement ----------------------------------------------------------------------------------------------------
+
+
+def cast(x: Constant, dtype: ir.DataType, name: str) -> Constant:
+    return fold(("cast", dtype), lambda array: array.astype(dtype.numpy()), x, name=name, shape=x.shape, dtype=dtype)
+
+
+def concat(parts: Sequence[Constant], axis: int, name: str) -> Constant:
+    shape = list(parts[0].shape)
+    shape[axis] = sum(part.shape[axis] for part in parts)
+    return fold(("concat", axis), lambda *arrays: np.concatenate(arrays, axis), *parts, name=name, shape=shape)
+
+
+def reshape(x: Constant, shape: Sequence[int], name: str) -> Constant:
+    return fold(("reshape", *shape), lambda array: np.reshape(array, shape), x, name=name)
+
+
+def slice_of(x: Constant, axis: int, bounds: slice, name: str) -> Constant:
+    what, index = ("slice", axis, bounds.start, bounds.stop, bounds.step), (slice(None),) * axis + (bounds,)
+    return fold(what, lambda array: array[index], x, name=name)
+
+
+def squeeze(x: Constant, axes: Sequence[int], name: str) -> Constant:
+    return fold(("squeeze", *axes), lambda array: np.squeeze(array, tuple(axes)), x, name=name)
+
+
+def transpose(x: Constant, perm: Sequence[int], name: str) -> Constant:
+    return fold(("transpose", *perm), lambda array: np.transpose(array, perm), x, name=name)
+
+
+def unsqueeze(x: Constant, axes: Sequence[int], name: str) -> Constant:
+    return fold(("unsqueeze", *axes), lambda array: np.expand_dims(array, tuple(axes)), x, name=name)
 
 
 WriteConstant = Callable[[ir.TensorProtocol, str], ir.Value]

@@ -19,8 +19,10 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir import convenience
 from typing_extensions import Self
 
+from rnn_lower.builder import constants
 from rnn_lower.builder.constants import Constant, ConstantPool, constant, filled, fold
 from rnn_lower.builder.names import Names
 from rnn_lower.builder.versions import (
@@ -133,7 +135,7 @@ class GraphBuilder:
         if written is not None and len(written) == len(names):
             return written
         outputs = [self.new_value(name) for name in names]
-        attrs = [_attribute(name, content) for name, content in attributes.items()]
+        attrs = [convenience.convert_attribute(name, content) for name, content in attributes.items()]
         name = str(outputs[0].name) if len(outputs) == 1 else self.unique_name(op_type.lower())
         self.append(ir.Node("", op_type, values, attrs, outputs=outputs, name=name))
         if key is not None:
@@ -194,7 +196,7 @@ class GraphBuilder:
         wide = ir.tensor(tensor.numpy().astype(np.float64), name=f"{name}/double")
         double = self._write_constant(wide, self.names.unique(f"{name}/double"))
         value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(wide.numpy().shape))
-        to = _attribute("to", self._cast_to(tensor.dtype))
+        to = convenience.convert_attribute("to", self._cast_to(tensor.dtype))
         self.append(ir.Node("", "Cast", (double,), (to,), outputs=(value,), name=name))
         return value
 
@@ -213,7 +215,7 @@ class GraphBuilder:
         if a is None or b is None:
             return b if a is None else a
         if isinstance(a, Constant) and isinstance(b, Constant):
-            return fold(("add",), np.add, a, b, shape=np.broadcast_shapes(a.shape, b.shape), name=name)
+            return fold(("add",), np.add, a, b, name=name, shape=np.broadcast_shapes(a.shape, b.shape))
         return self.binary("Add", a, b, name)
 
     def mul(self, a: Operand, b: Operand, name: str = "product") -> Operand:
@@ -264,16 +266,14 @@ class GraphBuilder:
     def less(self, a: Operand, b: Operand, name: str = "less") -> ir.Value:
         if isinstance(a, Constant) and self.opset < BROADCASTS_BY_RULE:  # -b < -a: the constant must come second
             minus = self.mul(b, self.scalar(-1.0), f"minus_{name}")
-            negated = fold(("negate",), np.negative, a, shape=a.shape, name="minus_constant")
-            return self.binary("Less", minus, negated, name)
+            return self.binary("Less", minus, constants.negate(a, "minus_constant"), name)
         return self.binary("Less", a, b, name)
 
     def cast(self, x: Operand, source: ir.DataType, target: ir.DataType, name: str = "cast") -> Operand:
         if x is None or source == target:
             return x
         if isinstance(x, Constant):
-            numpy = target.numpy()
-            return fold(("cast", target), lambda held: held.astype(numpy), x, shape=x.shape, name=name, dtype=target)
+            return constants.cast(x, target, name)
         result = self.op("Cast", x, name=name, to=self._cast_to(target))
         if self.opset < CAST_TAKES_ENUM:  # shape inference cannot parse the type name
             result.type = ir.TensorType(target)
@@ -288,33 +288,26 @@ class GraphBuilder:
         if x is None:
             return None
         if isinstance(x, Constant):
-            shape = [x.shape[axis] for axis in perm]
-            return fold(("transpose", *perm), lambda array: np.transpose(array, perm), x, shape=shape, name=name)
+            return constants.transpose(x, perm, name)
         return self.op("Transpose", x, name=name, perm=list(perm))
 
     def squeeze(self, x: Operand, axes: Sequence[int], name: str = "squeezed") -> Operand:
         if x is None:
             return None
         if isinstance(x, Constant):
-            shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
-            return fold(("squeeze", *axes), lambda array: np.squeeze(array, tuple(axes)), x, shape=shape, name=name)
+            return constants.squeeze(x, axes, name)
         return self.op("Squeeze", x, name=name, axes=list(axes))
 
     def unsqueeze(self, x: Operand, axes: Sequence[int], name: str = "unsqueezed") -> Operand:
         if isinstance(x, Constant):
-            shape = list(x.shape)
-            for axis in sorted(axes):
-                shape.insert(axis, 1)
-            return fold(("unsqueeze", *axes), lambda held: np.expand_dims(held, tuple(axes)), x, shape=shape, name=name)
+            return constants.unsqueeze(x, axes, name)
         return self.op("Unsqueeze", x, name=name, axes=list(axes))
 
     def slice(self, x: Operand, axis: int, start: int, end: int, name: str = "slice") -> Operand:
         if x is None:
             return None
         if isinstance(x, Constant):
-            index = (slice(None),) * axis + (slice(start, end),)
-            shape = [*x.shape[:axis], len(range(*index[-1].indices(x.shape[axis]))), *x.shape[axis + 1 :]]
-            return fold(("slice", axis, start, end), lambda array: array[index], x, shape=shape, name=name)
+            return constants.slice_of(x, axis, slice(start, end), name)
         return self.op("Slice", x, name=name, starts=[start], ends=[end], axes=[axis])
 
     def split(self, x: Operand, axis: int, sizes: Sequence[int], names: Sequence[str]) -> list[Operand]:
@@ -329,19 +322,14 @@ class GraphBuilder:
     def concat(self, parts: Sequence[Operand], axis: int, name: str = "joined") -> Operand:
         if len(parts) == 1:
             return parts[0]
-        constants = [part for part in parts if isinstance(part, Constant)]
-        if len(constants) == len(parts):
-            shape = list(constants[0].shape)
-            shape[axis] = sum(part.shape[axis] for part in constants)
-            return fold(("concat", axis), lambda *held: np.concatenate(held, axis), *constants, shape=shape, name=name)
+        known = [part for part in parts if isinstance(part, Constant)]
+        if len(known) == len(parts):
+            return constants.concat(known, axis, name)
         return self.op("Concat", *parts, name=name, axis=axis)
 
     def reshape(self, x: Operand, shape: Sequence[int], name: str = "reshaped") -> Operand:
         if isinstance(x, Constant):
-            sizes = list(shape)
-            if -1 in sizes:
-                sizes[sizes.index(-1)] = x.size // max(1, -math.prod(sizes))
-            return fold(("reshape", *sizes), lambda array: array.reshape(sizes), x, shape=sizes, name=name)
+            return constants.reshape(x, shape, name)
         return self.op("Reshape", x, name=name, shape=list(shape))
 
     def reshape_to(self, x: Operand, sizes: Sequence[Size], name: str = "reshaped") -> Operand:
@@ -481,17 +469,3 @@ def _comparable(content: Any) -> str:
     if hasattr(content, "tobytes") and hasattr(content, "dtype"):
         return f"{content.dtype} {content.tobytes()!r} {content.shape}"
     return repr(content)
-
-
-def _attribute(name: str, content: Any) -> ir.Attr:
-    if isinstance(content, str):
-        return ir.AttrString(name, content)
-    if isinstance(content, ir.Graph):
-        return ir.AttrGraph(name, content)
-    if isinstance(content, list):
-        return ir.AttrInt64s(name, content)
-    if isinstance(content, float):
-        return ir.AttrFloat32(name, content)
-    if isinstance(content, int):
-        return ir.AttrInt64(name, content)
-    return ir.AttrTensor(name, content)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.builder.constants import Constant, filled, fold, from_tensor
+from rnn_lower.builder.constants import Constant, filled, from_tensor, negate
 from rnn_lower.builder.graph_builder import Operand
 from rnn_lower.builder.scalar_functions import DEFAULTS, EQUATIONS
 from rnn_lower.builder.versions import BROADCASTS_BY_RULE, CLIP_TAKES_DOUBLE, MAX_BROADCASTS
@@ -49,11 +49,8 @@ def _add_by_sub(b: PatternBuilder, call: Call) -> Results:
     left, right = call.inputs
     if b.opset < BROADCASTS_BY_RULE:
         return None
-    if isinstance(right, Constant):
-        return [
-            b.op("Sub", left, fold(("negate",), np.negative, right, shape=right.shape, name="minus"), name=call.name)
-        ]
-    return [b.op("Sub", left, b.mul(right, b.scalar(-1.0), "minus"), name=call.name)]
+    minus = negate(right, "minus") if isinstance(right, Constant) else b.mul(right, b.scalar(-1.0), "minus")
+    return [b.op("Sub", left, minus, name=call.name)]
 
 
 def _minus_by_neg(b: PatternBuilder, call: Call) -> Results:
@@ -276,13 +273,7 @@ def _matmul_by_conv(b: PatternBuilder, call: Call) -> Results:
     if before is None or after is None or columns is None or len(before) < 2 or b.dtype != ir.DataType.FLOAT:
         return None  # onnxruntime, which checks the result, has Conv in float32 only
     (K, M), rows = columns, math.prod(before[:-1])
-    kernel = b.transpose(right, [1, 0], "kernel_rows")
-    if isinstance(kernel, Constant):
-        kernel = fold(
-            ("kernel",), lambda held: held[:, :, np.newaxis, np.newaxis], kernel, shape=(M, K, 1, 1), name="kernel"
-        )
-    else:
-        kernel = b.reshape(kernel, [M, K, 1, 1], "kernel")
+    kernel = b.reshape(b.transpose(right, [1, 0], "kernel_rows"), [M, K, 1, 1], "kernel")
     if rows == 1:
         x = b.reshape(left, [1, K, 1, 1], "channels")
         return [b.reshape(b.op("Conv", x, kernel, name="conv", kernel_shape=[1, 1]), after, call.name)]
