@@ -42,64 +42,18 @@ NO_TARGET = Target(
 """The target if none is named."""
 
 
+Test = Callable[[Any], bool]
+"""Whether a value of a target file is valid."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """A key of a target file: a test for its value, a description of valid values, and whether it is required."""
+    """A key of a target file: a test for its value, a description of valid values, and how the value is stored."""
 
-    holds: Callable[[Any], bool]
+    holds: Test
     words: str
+    parse: Callable[[Any], Any] = lambda value: value
     required: bool = False
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
-
-
-def _are(known: Any) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and bool(value) and all(entry in known for entry in value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_range(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(map(_is_count, value)) and 1 <= value[0] <= value[1]
-
-
-def _is_fused(value: Any) -> bool:
-    """Whether the value is "not measured", or lists features under right and wrong for each operator."""
-    return value == NOT_MEASURED or (
-        isinstance(value, dict)
-        and all(
-            op_type in OP_TYPES
-            and isinstance(text, dict)
-            and text.keys() <= {"right", "wrong"}
-            and all(isinstance(names, list) and all(map(_is_text, names)) for names in text.values())
-            for op_type, text in value.items()
-        )
-    )
-
-
-def _is_slow(value: Any) -> bool:
-    return isinstance(value, dict) and value.keys() == {"steps", "seconds"} and all(map(_is_number, value.values()))
-
-
-def _is_batches(value: Any) -> bool:
-    """Whether the value has a batch size for each recurrent operator."""
-    return isinstance(value, dict) and all(op_type in OP_TYPES and _is_count(size) for op_type, size in value.items())
-
-
-def _is_saturation(value: Any) -> bool:
-    return isinstance(value, dict) and all(name in _operators() and _is_number(limit) for name, limit in value.items())
 
 
 @functools.cache
@@ -108,53 +62,80 @@ def _operators() -> frozenset[str]:
     return frozenset(schema.name for schema in onnx.defs.get_all_schemas_with_history() if schema.domain == "")
 
 
-def _are_operators(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(entry, str) and entry in _operators() for entry in value)
+def _is_operator(value: Any) -> bool:
+    return isinstance(value, str) and value in _operators()
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int
+
+
+def _is_count(value: Any) -> bool:
+    return _is_whole(value) and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and value > 0
 
 
 def _is_pair(value: Any) -> bool:
+    """Whether the value is a range of numbers."""
     numbers = isinstance(value, list) and len(value) == 2 and all(type(number) in (int, float) for number in value)
     return numbers and value[0] <= value[1]
 
 
-def _are_places(value: Any) -> bool:
-    return isinstance(value, list) and all(type(entry) is int for entry in value)
+def _one_of(*known: Any) -> Test:
+    return lambda value: value in known
 
 
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_text, value.values()))
+def _list_of(test: Test, least: int = 0) -> Test:
+    return lambda value: isinstance(value, list) and len(value) >= least and all(map(test, value))
 
 
-def _are_types(value: Any) -> bool:
-    known = set(onnx.TensorProto.DataType.keys())
-    return isinstance(value, list) and bool(value) and all(isinstance(entry, str) and entry in known for entry in value)
+def _table_of(test: Test, is_key: Test = _is_text) -> Test:
+    return lambda value: isinstance(value, dict) and all(map(is_key, value)) and all(map(test, value.values()))
 
 
-def _table_of(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, dict) and all(map(holds, value.values()))
+_is_op_type = _one_of(*OP_TYPES)
+_are_features = _table_of(_table_of(_list_of(_is_text), _one_of("right", "wrong")), _is_op_type)
+_is_speed = _table_of(_is_number, _one_of("steps", "seconds"))
 
 
-def _are_rewrites(value: Any) -> bool:
-    return isinstance(value, list) and all(name in REWRITES for name in value)
+def _measured(value: Any) -> dict[str, Measured]:
+    """Return the measured features, by operator."""
+    tables = {} if value == NOT_MEASURED else value
+    return {
+        op_type: Measured(*(frozenset(features.get(kind, ())) for kind in ("right", "wrong")))
+        for op_type, features in tables.items()
+    }
 
+
+_FLAG = Key(_is_flag, "true or false")
+_OPERATORS = Key(_list_of(_is_operator), "a list of names of ONNX operators", frozenset)
 
 LIMITS: dict[str, Key] = {
     "inputs": Key(_is_pair, "the smallest and the largest number of inputs, such as [2, 2]"),
     "outputs": Key(_is_pair, "the smallest and the largest number of outputs, such as [1, 4]"),
-    "constant": Key(_are_places, "a list of the indices of inputs that must be constants, such as [1]"),
+    "constant": Key(_list_of(_is_whole), "a list of the indices of inputs that must be constants, such as [1]"),
     "variable": Key(_is_count, "the number of inputs that may be computed"),
     "ranks": Key(_is_pair, "the smallest and the largest rank of data inputs, such as [2, 4]"),
-    "axes": Key(_are_places, "a list of axes, where negative axes count from the end"),
-    "steps": Key(_are_places, "a list of steps, such as [1]"),
+    "axes": Key(_list_of(_is_whole), "a list of axes, where negative axes count from the end"),
+    "steps": Key(_list_of(_is_whole), "a list of steps, such as [1]"),
     "elements": Key(_is_count, "the number of elements of each parameter, such as 4"),
     "values": Key(_table_of(_is_pair), "a table with a range for each parameter, such as { min = [-inf, 0] }"),
-    "attributes": Key(
-        _table_of(lambda value: isinstance(value, list)), "a table with a list of values for each attribute"
-    ),
-    "types": Key(_are_types, 'a list of element types, such as ["FLOAT"]'),
-    "broadcast": Key(_is_flag, "true or false"),
-    "forward": Key(_is_flag, "true or false"),
-    "states": Key(lambda value: value == "computed", '"computed"'),
+    "attributes": Key(_table_of(_list_of(lambda _: True)), "a table with a list of values for each attribute"),
+    "types": Key(_list_of(_one_of(*onnx.TensorProto.DataType.keys()), 1), 'a list of element types, such as ["FLOAT"]'),
+    "broadcast": _FLAG,
+    "forward": _FLAG,
+    "states": Key(_one_of("computed"), '"computed"'),
 }
 """The keys of `limits.OPERATOR`."""
 assert LIMITS.keys() == CHECKS.keys()
@@ -162,72 +143,65 @@ assert LIMITS.keys() == CHECKS.keys()
 NAMED = ("opsets", "rank", "static", "single_batch", "forms")
 """The constraints other than operators that `sources` may list."""
 
-
-def _limits_error(keys: Any) -> str | None:
-    """Return the first error in `limits` with its key, or None."""
-    if not isinstance(keys, dict):
-        return f"limits is {keys!r}; it must be a table of operators"
-    for op_type, rules in keys.items():
-        key = f"limits.{op_type}"
-        if op_type not in _operators():
-            return f"{key}: there is no operator of this name"
-        if not isinstance(rules, dict):
-            return f"{key} is {rules!r}; it must be a table of {', '.join(LIMITS)}"
-        for name, value in rules.items():
-            if name not in LIMITS:
-                return f"{key}: unknown key {name!r}; known keys: {', '.join(LIMITS)}"
-            if not LIMITS[name].holds(value):
-                return f"{key}.{name} is {value!r}; it must be {LIMITS[name].words}"
-    return None
-
-
-def _sources_error(keys: Any) -> str | None:
-    """Return the first error in `sources` with its key, or None."""
-    if not _are_texts(keys):
-        return f"sources is {keys!r}; it must be a table of strings"
-    for name in keys:
-        if name not in NAMED and name not in _operators():
-            return f"sources.{name}: the name must be an operator or one of {', '.join(NAMED)}"
-    return None
-
-
-_OPERATORS = "a list of names of ONNX operators"
 KEYS: dict[str, Key] = {
     "summary": Key(_is_text, "a line of text", required=True),
-    "status": Key(("measured", "documented").__contains__, '"measured" or "documented"', required=True),
+    "status": Key(_one_of("measured", "documented"), '"measured" or "documented"', required=True),
     "source": Key(_is_text, "a line of text: the version that was measured, or the document", required=True),
-    "versions": Key(
-        lambda value: isinstance(value, list) and all(map(_is_text, value)), 'a list of release lines, such as ["5"]'
+    "versions": Key(_list_of(_is_text), 'a list of release lines, such as ["5"]', tuple),
+    "forms": Key(
+        _list_of(_one_of(*FORMS[1:]), 1), 'a list of "scan", "loop" and "unroll" in order of preference', tuple, True
     ),
-    "forms": Key(_are(FORMS[1:]), 'a list of "scan", "loop" and "unroll" in order of preference', required=True),
-    "unroll_up_to": Key(lambda value: value == "always" or _is_count(value), 'a number of steps, or "always"'),
-    "opsets": Key(_is_range, "the first and the last opset, such as [13, 17]"),
-    "static_batch": Key(_is_flag, "true or false"),
-    "scan_captures": Key(_is_flag, "true or false"),
-    "empty": Key(_is_flag, "true or false"),
-    "rank": Key(lambda value: _is_count(value) and value > 0, "the highest rank, such as 4"),
-    "static": Key(_is_flag, "true or false"),
-    "single_batch": Key(_is_flag, "true or false"),
-    "takes": Key(_are_operators, _OPERATORS),
-    "avoid": Key(_are_operators, _OPERATORS),
+    "unroll_up_to": Key(
+        lambda value: value == "always" or _is_count(value),
+        'a number of steps, or "always"',
+        lambda value: ALWAYS if value == "always" else value,
+    ),
+    "opsets": Key(
+        lambda value: _list_of(_is_count)(value) and _is_pair(value) and value[0] >= 1,
+        "the first and the last opset, such as [13, 17]",
+        tuple,
+    ),
+    "static_batch": _FLAG,
+    "scan_captures": _FLAG,
+    "empty": _FLAG,
+    "rank": Key(lambda value: _is_whole(value) and value > 0, "the highest rank, such as 4"),
+    "static": _FLAG,
+    "single_batch": _FLAG,
+    "takes": _OPERATORS,
+    "avoid": _OPERATORS,
     "fused": Key(
-        _is_fused,
+        lambda value: value == NOT_MEASURED or _are_features(value),
         'a table that contains, for RNN, GRU or LSTM, lists of features under right and wrong, or "not measured"',
+        _measured,
     ),
-    "faster_lowered": Key(_is_batches, "a table that contains a batch size for RNN, GRU or LSTM, such as { GRU = 1 }"),
-    "limits": Key(lambda value: _limits_error(value) is None, "a table of operators"),
-    "sources": Key(lambda value: _sources_error(value) is None, "a table of strings"),
-    "slow": Key(_is_slow, "{ steps = NUMBER, seconds = NUMBER }"),
+    "faster_lowered": Key(
+        _table_of(_is_count, _is_op_type),
+        "a table that contains a batch size for RNN, GRU or LSTM, such as { GRU = 1 }",
+    ),
+    "limits": Key(lambda value: isinstance(value, dict), "a table of operators"),
+    "sources": Key(_table_of(_is_text), "a table of strings"),
+    "slow": Key(
+        lambda value: _is_speed(value) and len(value) == 2,
+        "{ steps = NUMBER, seconds = NUMBER }",
+        lambda value: (value["steps"], value["seconds"]),
+    ),
     "saturates": Key(
-        _is_saturation, "a table that contains, for each operator, the argument beyond which its result is constant"
+        _table_of(_is_number, _is_operator),
+        "a table that contains, for each operator, the argument beyond which its result is constant",
     ),
-    "tune": Key(_are_rewrites, f"a list of rewrites from {', '.join(REWRITES)}"),
+    "tune": Key(_list_of(_one_of(*REWRITES)), f"a list of rewrites from {', '.join(REWRITES)}", tuple),
 }
+"""The keys of a target file; each is a field of `OpConstraints` or of `Target`."""
 
 
 def load_target(path: Path) -> Target:
     """Read a target file. Raises RnnLowerError that names the file and the error."""
-    return _target(path, read_keys(path))
+    keys = read_keys(path)
+    values = {name: KEYS[name].parse(value) for name, value in keys.items()}
+    names = values.keys() & {field.name for field in dataclasses.fields(OpConstraints)}
+    constraints = OpConstraints(**{name: values.pop(name) for name in names})
+    unmeasured = keys.get("fused") == NOT_MEASURED
+    return Target(path.stem, constraints=constraints, unmeasured=unmeasured, path=path, **values)
 
 
 def read_keys(path: Path) -> dict[str, Any]:
@@ -240,37 +214,36 @@ def read_keys(path: Path) -> dict[str, Any]:
         raise RnnLowerError(f"{path}: not a target: nested too deeply") from None
     except ValueError as error:  # from TOML, with line and column, or from UTF-8
         raise RnnLowerError(f"{path}: not a target: {error}") from None
-    for name, value in text.items():
-        if name not in KEYS:
-            raise RnnLowerError(f"{path}: unknown key {name!r}; known keys: {', '.join(KEYS)}")
-        wrong = _limits_error(value) if name == "limits" else _sources_error(value) if name == "sources" else None
-        if wrong is not None:
-            raise RnnLowerError(f"{path}: {wrong}")
-        if not KEYS[name].holds(value):
-            raise RnnLowerError(f"{path}: {name} is {value!r}; it must be {KEYS[name].words}")
-    for name, key in KEYS.items():
-        if key.required and name not in text:
-            raise RnnLowerError(f"{path}: {name} is missing; it must be {key.words}")
+    if (wrong := next(_errors(text), None)) is not None:
+        raise RnnLowerError(f"{path}: {wrong}")
     return text
 
 
-def _target(path: Path, keys: dict[str, Any]) -> Target:
-    takes = frozenset(keys["takes"]) if "takes" in keys else None
-    constraints = OpConstraints(
-        takes, frozenset(keys.get("avoid", ())), keys.get("rank"), keys.get("static", False),
-        tuple(keys.get("opsets", (1, 99))), keys.get("limits", {}), keys.get("sources", {}), keys.get("saturates", {}),
-    )  # fmt: skip
-    steps, slow, fused = keys.get("unroll_up_to", 1), keys.get("slow"), keys.get("fused", {})
-    return Target(
-        path.stem, keys["summary"], keys["status"], keys["source"], tuple(keys["forms"]),
-        constraints, tuple(keys.get("tune", ())),
-        ALWAYS if steps == "always" else steps, keys.get("static_batch", False), keys.get("single_batch", False),
-        None if slow is None else (slow["steps"], slow["seconds"]), keys.get("scan_captures", True),
-        tuple(keys.get("versions", ())),
-        {op_type: Measured(*(frozenset(kinds.get(kind, ())) for kind in ("right", "wrong")))
-         for op_type, kinds in ({} if fused == NOT_MEASURED else fused).items()},
-        fused == NOT_MEASURED, keys.get("faster_lowered", {}), keys.get("empty", False), path,
-    )  # fmt: skip
+def _errors(keys: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the errors of a target file."""
+    yield from _wrong_keys(keys, KEYS)
+    for op_type, limits in keys.get("limits", {}).items():
+        key = f"limits.{op_type}"
+        if not _is_operator(op_type):
+            yield f"{key}: there is no operator of this name"
+        if not isinstance(limits, dict):
+            yield f"{key} is {limits!r}; it must be a table of {', '.join(LIMITS)}"
+        yield from _wrong_keys(limits, LIMITS, key)
+    for name in keys.get("sources", {}):
+        if name not in NAMED and not _is_operator(name):
+            yield f"sources.{name}: the name must be an operator or one of {', '.join(NAMED)}"
+
+
+def _wrong_keys(keys: Mapping[str, Any], known: Mapping[str, Key], table: str = "") -> Iterator[str]:
+    """Yield the errors of the keys in a table: unknown, invalid or missing."""
+    for name, value in keys.items():
+        if name not in known:
+            yield f"{table and f'{table}: '}unknown key {name!r}; known keys: {', '.join(known)}"
+        elif not known[name].holds(value):
+            yield f"{table and f'{table}.'}{name} is {value!r}; it must be {known[name].words}"
+    for name, key in known.items():
+        if key.required and name not in keys:
+            yield f"{name} is missing; it must be {key.words}"
 
 
 class _Files(Mapping[str, Target]):
