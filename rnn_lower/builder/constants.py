@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.builder.names import Names
+from rnn_lower.ir.walk import Scope
 
 EAGER_BYTES = 1024
 """Constants up to this size are evaluated at once; larger ones stay lazy, so that weights do not occupy memory."""
@@ -157,13 +158,37 @@ class ConstantPool:
 
     @property
     def initializers(self) -> list[ir.Value]:
-        """The new initializers of the main graph that a node reads."""
+        """The new initializers that a node reads and that are in no graph yet."""
         return [value for value in self.all_initializers if value.uses() and value.graph is None]
 
     @property
     def all_initializers(self) -> list[ir.Value]:
         """All new initializers, including those that no node of onnx_ir reads."""
         return [value for value, _ in self._values.values() if value.producer() is None]
+
+
+class ModelConstants:
+    """The constant pools of one model: one for its main graph, or one for each graph that needs Constant nodes."""
+
+    def __init__(self, model: ir.Model, names: Names) -> None:
+        self._model, self._names = model, names
+        self._pools: dict[ir.Graph | ir.Function, ConstantPool] = {}
+
+    def pool(self, scope: Scope) -> ConstantPool:
+        """Return the pool for the nodes of a scope."""
+        as_nodes = self._model.ir_version < 4 or scope.in_function
+        owner = scope.graph if as_nodes else self._model.graph
+        return self._pools.setdefault(owner, ConstantPool(self._names, as_nodes))
+
+    @property
+    def initializers(self) -> list[ir.Value]:
+        """The new initializers that a node reads and that are in no graph yet."""
+        return [value for pool in self._pools.values() for value in pool.initializers]
+
+    def register(self) -> None:
+        """Add the new initializers to the main graph."""
+        for value in self.initializers:
+            self._model.graph.register_initializer(value)
 
 
 def _tensor(constant: Constant, name: str) -> ir.TensorProtocol:

@@ -6,11 +6,14 @@ This module defines only what no schema contains: versions that are never emitte
 from __future__ import annotations
 
 import functools
+import logging
 
 import onnx
 
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.schemas import newest_opset, schema_of, version_of
+
+logger = logging.getLogger("rnn_lower")
 
 NEWEST_REVIEWED_OPSET = 28
 """The newest reviewed opset. A newer opset is accepted while no emitted operator changed."""
@@ -69,7 +72,10 @@ def exists(op_type: str, opset: int) -> bool:
 
 
 def check_reviewed(opset: int) -> None:
-    """Raise UnsupportedError if an emitted operator changed after the newest reviewed opset."""
+    """Raise UnsupportedError if an emitted operator changed after the newest reviewed opset.
+
+    Log a warning for an opset that the installed onnx does not know.
+    """
     for op_type in EMITTED if opset > NEWEST_REVIEWED_OPSET else ():
         if (version := version_of(op_type, opset)) > NEWEST_REVIEWED_OPSET:
             raise UnsupportedError(
@@ -77,6 +83,12 @@ def check_reviewed(opset: int) -> None:
                 f" supports is {NEWEST_REVIEWED_OPSET}; convert the model to opset {NEWEST_REVIEWED_OPSET}, or"
                 " update rnn_lower"
             )
+    if opset > (newest := newest_opset()):
+        text = (
+            "opset %d is newer than the newest opset of the installed onnx (%d); lowering assumes that no"
+            " operator has changed"
+        )
+        logger.warning(text, opset, newest)
 
 
 @functools.cache

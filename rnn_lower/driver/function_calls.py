@@ -6,7 +6,6 @@ So the graph reads as before. Weights are inputs of the call, and stay what they
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -49,7 +48,7 @@ class Calls:
 
     def call(
         self, node: RecurrentNode, scope: Scope, form: str, max_nodes: int | None, finish: Finish
-    ) -> tuple[ir.Node, Sequence[ir.Node], bool]:
+    ) -> tuple[ir.Node, list[ir.Node], bool]:
         """A call that replaces a recurrent node, the nodes of its function, and whether the function is new.
 
         Raises UnsupportedError as `lower_node`.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import onnx_ir as ir
 from onnx_ir import convenience
 
-from rnn_lower.builder.constants import ConstantPool
+from rnn_lower.builder.constants import ModelConstants
 from rnn_lower.builder.graph_builder import GraphBuilder, detach
 from rnn_lower.builder.names import Names
 from rnn_lower.builder.tensor_info import TensorInfo
@@ -35,18 +35,14 @@ def legalize_rest(
     if target.constraints.silent:
         return 0
     names, count = Names(used_names(model)), 0
-    pools: dict[ir.Graph | ir.Function, ConstantPool] = {}
+    constants = ModelConstants(model, names)
     for node, scope in list(_unsupported(model, target, shape_info)):
         if not select(node):
             continue
-        as_nodes = model.ir_version < 4 or scope.in_function
-        owner = scope.graph if as_nodes else model.graph
-        pool = pools.setdefault(owner, ConstantPool(names, as_nodes))
-        count += _replace(node, scope, target, declared_by(shape_info), GraphBuilder(
-            scope.opset, ir.DataType.FLOAT, names, pool, node.name or node.op_type.lower()))  # fmt: skip
-    for pool in pools.values():
-        for value in pool.initializers:
-            model.graph.register_initializer(value)
+        name = node.name or node.op_type.lower()
+        b = GraphBuilder(scope.opset, ir.DataType.FLOAT, names, constants.pool(scope), name)
+        count += _replace(node, scope, target, declared_by(shape_info), b)
+    constants.register()
     if count:
         logger.info("replaced %d other node(s) with nodes that target %s supports", count, target.name)
     return count

@@ -220,7 +220,7 @@ def lower_document(document: Document, options: Options) -> list[Record]:
 
     def attempt(changed: Options) -> None:
         again = document.again()
-        lower_model(again.model, _of_target_with_sizes(again, changed), again.outline)
+        lower_model(again.model, at_opset_of_target(again.model, changed), again.outline)
         again.check_nesting()
 
     work = functools.partial(lower_unadvised, document, options)
@@ -232,19 +232,10 @@ def lower_document(document: Document, options: Options) -> list[Record]:
 
 def lower_unadvised(document: Document, options: Options) -> list[Record]:
     """Lower like `lower_document`, but without suggestions in errors, which take time to find."""
-    chosen = _of_target_with_sizes(document, options)
-    records = _lower_nodes(document.model, chosen, document.outline)
+    chosen = at_opset_of_target(document.model, options)
+    records = lower_model(document.model, chosen, document.outline, rewrites=False)
     _log_conversion(options, chosen)
     return records
-
-
-def _of_target_with_sizes(document: Document, options: Options) -> Options:
-    """The options left after fixing sizes in the view, at the opset of the target."""
-    chosen = at_opset_of_target(document.model, options)
-    if options.dims:
-        fixed_dims.fix_dims(document.model, options.dims)
-        fixed_dims.fix_proto_dims(document.outline, options.dims)
-    return dataclasses.replace(chosen, dims=None)
 
 
 def at_opset_of_target(model: ir.Model, options: Options) -> Options:
@@ -267,27 +258,28 @@ def _log_conversion(requested: Options, chosen: Options) -> None:
 
 
 @one_child()
-def lower_model(model: ir.Model, options: Options, outline: onnx.ModelProto | None = None) -> list[Record]:
-    """Fix sizes, convert and lower; after an error the model is unusable. outline: as in `ShapeInfo`."""
+def lower_model(
+    model: ir.Model, options: Options, outline: onnx.ModelProto | None = None, rewrites: bool = True
+) -> list[Record]:
+    """Fix sizes, fold and unroll loops, convert and lower; after an error the model is unusable.
+
+    outline: as in `ShapeInfo`.  rewrites: False for a model that is folded and unrolled already.
+    """
     if options.dims:
         fixed_dims.fix_dims(model, options.dims)
+        if outline is not None:
+            fixed_dims.fix_proto_dims(outline, options.dims)
     notes = list[str]()
-    if changes_all(model, options):
+    if rewrites and changes_all(model, options):
         _, notes = _change_all(model, options)
         outline = None
-    records = _lower_nodes(model, options, outline)
-    for note in notes:
-        logger.warning("%s", note)
-    return records
-
-
-def _lower_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | None) -> list[Record]:
-    """Convert the opset, and lower the nodes of a model that is folded and unrolled already."""
     if options.opset is not None:  # first, so that nodes are lowered with the operators of that opset
         convert.convert_opset(model, options.opset, outline)
     records = replace_nodes(model, options, outline)
     if options.opset is not None:
         convert.restamp_rest(model)
+    for note in notes:
+        logger.warning("%s", note)
     return records
 
 
@@ -297,32 +289,24 @@ def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | 
     plan = Plan(model, options, shape_info)
     read = [value for new in plan.replacements for value in new.site.node.node.inputs if value is not None]
     for new in plan.replacements:
+        old = new.site.node.node
         convenience.replace_nodes_and_values(
-            new.site.scope.graph, new.site.node.node, [new.site.node.node], new.nodes, new.old_values, new.new_values
+            new.site.scope.graph, old, [old], new.nodes, new.old_values, new.new_values
         )
     remove_unused(read)
-    if options.legalize_all:
-        legalize_rest(model, find_target(options.target), ShapeInfo(model))
-    elif any(MARK in node.metadata_props for node, _ in nodes(model)):
-        legalize_rest(model, find_target(options.target), ShapeInfo(model), lambda node: MARK in node.metadata_props)
-    _warn_of_others(model)
-    _warn_of_unsupported(model, options, shape_info)
-    return [
-        Record(
-            new.site.node, new.form, new.count, new.why, plan.warnings.get(new.site.node.node, ""), tuple(new.emitted)
-        )
-        for new in plan.replacements
-    ]
-
-
-def _warn_of_unsupported(model: ir.Model, options: Options, shape_info: ShapeInfo) -> None:
-    """Log in one line which remaining nodes the target does not support, loops first."""
-    if options.target is None:
-        return
     target = find_target(options.target)
-    findings = list(lint.unsupported(model, target, shape_info))
-    if findings:
+    if options.legalize_all:
+        legalize_rest(model, target, ShapeInfo(model))
+    elif any(MARK in node.metadata_props for node, _ in nodes(model)):
+        legalize_rest(model, target, ShapeInfo(model), lambda node: MARK in node.metadata_props)
+    _warn_of_others(model)
+    if options.target is not None and (findings := list(lint.unsupported(model, target, shape_info))):
         logger.warning("%s", lint.summary(findings, target))
+    warnings = plan.warnings
+    return [
+        Record(node, new.site.form, new.count, new.why, warnings.get(node.node, ""), tuple(new.emitted))
+        for new, node in ((new, new.site.node) for new in plan.replacements)
+    ]
 
 
 def _warn_of_others(model: ir.Model) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
 from rnn_lower.builder.constant_operands import known
-from rnn_lower.builder.constants import ConstantPool
+from rnn_lower.builder.constants import ModelConstants
 from rnn_lower.builder.graph_builder import GraphBuilder
 from rnn_lower.builder.names import Names
 from rnn_lower.builder.tensor_info import TensorInfo, info_of
-from rnn_lower.builder.versions import check_reviewed, exists, first_opset, same_signature
+from rnn_lower.builder.versions import check_reviewed, same_signature
 from rnn_lower.driver.function_calls import Calls, check_target
 from rnn_lower.driver.restore_ranks import with_ranks
 from rnn_lower.errors import (
@@ -25,7 +25,6 @@ from rnn_lower.errors import (
     UnsupportedError,
     UnsupportedOpError,
 )
-from rnn_lower.ir.schemas import newest_opset
 from rnn_lower.ir.walk import Scope, count_nodes, default_opset, recurrent_nodes, used_names, with_bodies
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.legalizer import drop_unread, legalize
@@ -53,21 +52,21 @@ MASKING = ("Where", "Less", "Greater", "Range")
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """A recurrent node with its location."""
+    """A recurrent node with its location, and the form that is planned for it."""
 
     node: RecurrentNode
     scope: Scope
+    form: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Replacement:
     """The replacement of a recurrent node: nodes, and a new value for each used output.
 
-    called: where that is a call, the nodes of its function.  why: of the form.
+    called: where that is a call, the nodes of its function.  why: the reason for the form, for printing.
     """
 
     site: Site
-    form: str
     nodes: list[ir.Node]
     old_values: list[ir.Value]
     new_values: list[ir.Value]
@@ -96,10 +95,10 @@ class Plan:
     def __init__(self, model: ir.Model, options: Options, shape_info: ShapeInfo | None = None) -> None:
         self._model, self._options = model, options
         self._target = find_target(options.target)
-        self._pools: dict[ir.Graph | ir.Function, ConstantPool] = {}
         self._left = options.max_nodes
         self._shape_info = shape_info or ShapeInfo(model)
         self._names = Names([*used_names(model), *self._shape_info.symbols])
+        self._constants = ModelConstants(model, self._names)
         self._calls = Calls(model)
         if options.as_function and options.target is not None:
             check_target(self._target.name)
@@ -120,18 +119,17 @@ class Plan:
         """The replacement of each node."""
         planned = self._planned()
         for opset in {site.scope.opset for site in self.sites}:
-            _review(opset)
-        replacements = [self._replacement(site, form) for site, form in planned]
-        for pool in self._pools.values():
-            if "weights_in_body" in self._target.tune and not pool.as_nodes:
-                weights_in_body(pool.initializers, with_bodies(node for new in replacements for node in new.nodes))
-            for value in pool.initializers:
-                self._model.graph.register_initializer(value)
+            check_reviewed(opset)
+        replacements = [self._replacement(site) for site in planned]
+        if "weights_in_body" in self._target.tune:
+            emitted = with_bodies(node for new in replacements for node in new.nodes)
+            weights_in_body(self._constants.initializers, emitted)
+        self._constants.register()
         self._calls.register()
         self._drop_stale_shapes()
         for new in replacements:
             message, opset = new.site.node.describe(), new.site.scope.opset
-            logger.debug("%s: form %s, %d nodes of opset %d", message, new.form, new.count, opset)
+            logger.debug("%s: form %s, %d nodes of opset %d", message, new.site.form, new.count, opset)
         for site in self.sites:
             if self._options.keep_native:
                 logger.info(
@@ -146,7 +144,7 @@ class Plan:
     @functools.cached_property
     def warnings(self) -> dict[ir.Node, str]:
         """For each node, a note about slow loading of a large unrolled graph; the first one is logged."""
-        unrolled = [new for new in self.replacements if new.form == "unroll"]
+        unrolled = [new for new in self.replacements if new.site.form == "unroll"]
         together = sum(new.count for new in unrolled)
         messages = [(new.site.node, self._target.slow_to_load(new.site.node, new.count, together)) for new in unrolled]
         warnings = [(node, message) for node, message in messages if message]
@@ -183,18 +181,15 @@ class Plan:
             if value in ends:
                 warn_of_output(value, declared_shape, shape)
 
-    def _planned(self) -> list[tuple[Site, str]]:
-        """The form of each node. Raises UnmetRequirementError with the requirements of all nodes."""
-        planned: list[tuple[Site, str]] = []
+    def _planned(self) -> list[Site]:
+        """The sites with their forms. Raises UnmetRequirementError with the requirements of all nodes."""
+        planned: list[Site] = []
         unmet: list[tuple[Site, list[Requirement]]] = []
-        for site in self.sites:
-            form = self._form(site)
-            requirements = self._requirements(site, form)
+        for selected in self.sites:
+            site, requirements = self._with_form(selected)
             if any(requirement.sizes for requirement in requirements):
-                site = self._with_sizes(site, self._shape_info.folded_sizes(site.node.node, site.node.layout))
-                form = self._form(site)
-                requirements = self._requirements(site, form)
-            planned.append((site, form))
+                site, requirements = self._with_form(self._with_sizes(site))
+            planned.append(site)
             unmet += [(site, requirements)] if requirements else []
         if unmet:
             (first, requirements), more_nodes = unmet[0], len(unmet) - 1
@@ -204,28 +199,16 @@ class Plan:
             raise UnmetRequirementError(f"{first.node.describe()}: {message}", everything)
         return planned
 
-    def _form(self, site: Site) -> str:
-        """The form that the options request, otherwise the form that the target prefers for this node."""
-        form = self._options.form
-        return self._target.choose(site.node, site.scope.opset) if form == "auto" else form
+    def _with_form(self, site: Site) -> tuple[Site, list[Requirement]]:
+        """The site with the form that the options request or the target prefers, and what the node lacks for it."""
+        node, opset, form = site.node, site.scope.opset, self._options.form
+        form = self._target.choose(node, opset) if form == "auto" else form
+        return dataclasses.replace(site, form=form), self._target.lacks(node, form, opset)
 
-    def _requirements(self, site: Site, form: str) -> list[Requirement]:
-        """The requirements of the form and the target that the node does not meet."""
-        node, opset, unmet = site.node, site.scope.opset, []
-        if form == "scan" and not exists("Scan", opset):
-            since = first_opset("Scan")
-            what = f"form scan needs opset {since} or newer, but the model has opset {opset}"
-            forms = tuple(name for name in self._target.forms if name != "scan")
-            unmet.append(Requirement(what, forms=forms, opsets=(since, self._target.opsets[1])))
-        if form == "unroll" and node.static_length is None:
-            what = f"form unroll needs a known sequence length, but here it is {node.format_size('seq_length')}"
-            forms = tuple(name for name in self._target.forms_for(node, opset) if name != "unroll")
-            unmet.append(Requirement(what, forms=forms, sizes=("seq_length",)))
-        return [*unmet, *self._target.lacks(node, form, opset)]
-
-    def _with_sizes(self, site: Site, sizes: Mapping[str, int]) -> Site:
+    def _with_sizes(self, site: Site) -> Site:
         """The site with sizes that only constant folding finds."""
         node = site.node
+        sizes = self._shape_info.folded_sizes(node.node, node.layout)
         known: dict[str, Any] = {name: n for name, n in sizes.items() if not isinstance(getattr(node, name), int)}
         for name, size in known.items():
             if size > LARGEST_SIZE:
@@ -234,60 +217,52 @@ class Plan:
                 raise InvalidNodeError(f"{node.describe()}: {name} is {size}; the sizes of the inputs are too small")
         return dataclasses.replace(site, node=dataclasses.replace(node, **known)) if known else site
 
-    def _replacement(self, site: Site, form: str) -> Replacement:
-        node = site.node
+    def _replacement(self, site: Site) -> Replacement:
+        node, as_function, called, is_new = site.node, self._options.as_function, list[ir.Node](), True
         try:
-            if self._options.as_function and node.is_quantized:
+            if as_function and node.is_quantized:
                 raise UnsupportedError(f"--as-function does not support {node.op_type}; drop --as-function")
-            if self._options.as_function and node.outputs:
-                nodes, outputs, called = self._call(site, form)
+            if as_function and node.outputs:
+                call, called, is_new = self._calls.call(node, site.scope, site.form, max(0, self._left), self._legal)
+                nodes, results = [call], dict(zip(node.outputs, call.outputs, strict=True))
+                outputs = with_ranks(nodes, results, node, site.scope, self._names)
             else:
-                nodes, outputs = self._lowered(site, form)
-                called = ()
+                nodes, outputs = self._lowered(site)
+            if is_new:
+                self._check_import(site, called or nodes)
+                self._spend(count_nodes(called or nodes))
         except UnmetRequirementError as error:
             raise UnmetRequirementError(f"{node.describe()}: {error}", error.requirements) from None
         except UnsupportedOpError as error:
-            raise self._unsupported(site, form, error) from None
+            raise self._unsupported(site, error) from None
         except UnsupportedError as error:
             raise UnsupportedError(f"{node.describe()}: {error}") from None
         for name, new in outputs.items():
             old = node.outputs[name]
             new.doc_string = old.doc_string
             new.metadata_props.update(old.metadata_props)
-        olds, why = [node.outputs[name] for name in outputs], self._why(site, form)
-        return Replacement(site, form, nodes, olds, [*outputs.values()], called, why)
+        olds = [node.outputs[name] for name in outputs]
+        why = self._target.why(node, site.form) if self._options.form == "auto" else "requested"
+        return Replacement(site, nodes, olds, [*outputs.values()], called, why)
 
-    def _lowered(self, site: Site, form: str) -> tuple[list[ir.Node], dict[str, ir.Value]]:
+    def _lowered(self, site: Site) -> tuple[list[ir.Node], dict[str, ir.Value]]:
         """The nodes that replace a node, and its outputs by name: canonical, tuned, legalized, checked."""
         node, scope, target = site.node, site.scope, self._target
-        b = builder_of(node, scope.opset, self._names, self._pool(scope), max(0, self._left))
+        b = builder_of(node, scope.opset, self._names, self._constants.pool(scope), max(0, self._left))
         if node.is_quantized and not self._options.dequantize:
-            outputs = lower_quantized(node, b, form)
+            outputs = lower_quantized(node, b, site.form)
         else:
-            outputs = lower_node(node, b, form, self._options.fuse_directions)
+            outputs = lower_node(node, b, site.form, self._options.fuse_directions)
         rewrites = [name for name in target.tune if name != "name_batch" or scope.graph is self._model.graph]
         results = tune(b, rewrites, [*outputs.values()])
         nodes = drop_unread(b.nodes, results)
-        if form == "loop":
+        if site.form == "loop":
             outputs = with_ranks(nodes, dict(zip(outputs, results, strict=True)), node, scope, self._names)
             results = [*outputs.values()]
         nodes, results = self._legal(node, b, nodes, results)
-        self._check_import(site, nodes)
-        self._spend(node, count_nodes(nodes))
         return nodes, dict(zip(outputs, results, strict=True))
 
-    def _call(self, site: Site, form: str) -> tuple[list[ir.Node], dict[str, ir.Value], Sequence[ir.Node]]:
-        """Like `_lowered`, but with a function call, and the nodes of the function."""
-        node, scope = site.node, site.scope
-        call, inside, new = self._calls.call(node, scope, form, max(0, self._left), self._legal)
-        if new:
-            self._check_import(site, inside)
-            self._spend(node, count_nodes(inside))
-        nodes = [call]
-        outputs = with_ranks(nodes, dict(zip(node.outputs, call.outputs, strict=True)), node, scope, self._names)
-        return nodes, outputs, inside
-
-    def _spend(self, node: RecurrentNode, count: int) -> None:
+    def _spend(self, count: int) -> None:
         """Raise UnmetRequirementError if the number of emitted nodes exceeds the limit."""
         self._left -= count
         if self._left < 0:
@@ -295,17 +270,13 @@ class Plan:
             what = f"its lowering emits {count} nodes, so the model exceeds the limit of {limit} nodes by {-self._left}"
             raise UnmetRequirementError(what, [Requirement(what, nodes=True)])
 
-    def _why(self, site: Site, form: str) -> str:
-        """The reason for the form, for printing."""
-        return self._target.why(site.node, form) if self._options.form == "auto" else "requested"
-
-    def _unsupported(self, site: Site, form: str, error: UnsupportedOpError) -> UnsupportedError:
+    def _unsupported(self, site: Site, error: UnsupportedOpError) -> UnsupportedError:
         """The requirements for operators that the target lacks; another form may not need them."""
         message = f"{site.node.describe()}: target {self._target.name} {error}"
         lengths = site.node.inputs.get("sequence_lens")
         if error.op_type in MASKING and lengths is not None and known(lengths) is None:
             message += "; make sequence_lens a constant, or remove it if every sequence has full length"
-        forms = tuple(name for name in self._target.forms_for(site.node, site.scope.opset) if name != form)
+        forms = tuple(name for name in self._target.forms_for(site.node, site.scope.opset) if name != site.form)
         if not forms:
             return UnsupportedError(message)
         return UnmetRequirementError(message, [Requirement(message, forms=forms)])
@@ -341,14 +312,6 @@ class Plan:
                 )
                 raise UnmetRequirementError(what, [Requirement(what, opsets=(of_model, of_model))])
 
-    def _pool(self, scope: Scope) -> ConstantPool:
-        """The pool for new constants: initializers of the main graph, or Constant nodes per graph."""
-        as_nodes = self._model.ir_version < 4 or scope.in_function
-        owner = scope.graph if as_nodes else self._model.graph
-        if owner not in self._pools:
-            self._pools[owner] = ConstantPool(self._names, as_nodes)
-        return self._pools[owner]
-
 
 def declared_infos(node: RecurrentNode) -> dict[ir.Value, TensorInfo]:
     """The declarations of a node's inputs that follow from its sizes."""
@@ -365,18 +328,8 @@ def declared_infos(node: RecurrentNode) -> dict[ir.Value, TensorInfo]:
 
 def read_nodes(model: ir.Model, shape_info: ShapeInfo | None = None) -> list[RecurrentNode]:
     """All recurrent nodes of a model. shape_info: of the model, if it exists already."""
-    return [site.node for site in Plan(model, Options(), shape_info).sites]
-
-
-def _review(opset: int) -> None:
-    """Accept a newer opset than the reviewed ones if no emitted operator has changed in it."""
-    check_reviewed(opset)
-    if opset > (newest := newest_opset()):
-        text = (
-            "opset %d is newer than the newest opset of the installed onnx (%d); lowering assumes that no"
-            " operator has changed"
-        )
-        logger.warning(text, opset, newest)
+    shape_info = shape_info or ShapeInfo(model)
+    return [read_node(node, scope.opset, scope.path, shape_info) for node, scope in recurrent_nodes(model)]
 
 
 def remove_unused(values: Iterable[ir.Value]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rnn_lower.builder.constant_operands import known
-from rnn_lower.builder.versions import exists
+from rnn_lower.builder.versions import exists, first_opset
 from rnn_lower.errors import Requirement
 from rnn_lower.legalize.constraints import CHECKS, OpConstraints
 from rnn_lower.lowering.lowering import ARITHMETIC
@@ -131,41 +131,49 @@ class Target:
 
     def why(self, node: RecurrentNode, form: str) -> str:
         """The reason for the choice of this form, for display."""
-        if form == "unroll" and node.static_length != 1 and self.path == Path():
-            return "canonical"
-        if form == "unroll":
-            if self.forms == ("unroll",):
-                return f"{self.name} supports no other form"
-            return "one step" if node.static_length == 1 else f"{node.static_length} steps are few for {self.name}"
-        if form == self.forms[0] and self.path == Path():
+        if form not in ("unroll", self.forms[0]):
+            return f"{self.forms[0]} does not work for this node"
+        if form == "unroll" and self.forms == ("unroll",):
+            return f"{self.name} supports no other form"
+        if form == "unroll" and node.static_length == 1:
+            return "one step"
+        if self.path == Path():
             return "canonical"
         return (
-            f"the fastest form on {self.name}"
-            if form == self.forms[0]
-            else f"{self.forms[0]} does not work for this node"
+            f"{node.static_length} steps are few for {self.name}"
+            if form == "unroll"
+            else f"the fastest form on {self.name}"
         )
 
-    def forms_for(self, node: RecurrentNode, opset: int) -> list[str]:
+    def forms_for(self, node: RecurrentNode, opset: int) -> tuple[str, ...]:
         """The forms that are possible for a node at this opset, if its length is suitable."""
         scan = exists("Scan", opset) and (self.scan_captures or not _captures(node))
         listed = self.constraints.listed
         serves = {"scan": scan and listed("Scan"), "loop": listed("Loop"), "unroll": True}
-        return [form for form in self.forms if serves[form]]
+        return tuple(form for form in self.forms if serves[form])
 
     def lacks(self, node: RecurrentNode, form: str, opset: int) -> list[Requirement]:
-        """The requirements that the node does not meet for this form on the runtime."""
+        """The requirements of the form and the runtime that the node does not meet."""
         requirements, text = [], f"target {self.name}"
         first, last = self.opsets
+        possible = self.forms_for(node, opset)
+        if form == "scan" and not exists("Scan", opset):
+            since = first_opset("Scan")
+            what = f"form scan needs opset {since} or newer, but the model has opset {opset}"
+            forms = tuple(name for name in self.forms if name != "scan")
+            requirements.append(Requirement(what, forms=forms, opsets=(since, last)))
+        if form == "unroll" and node.static_length is None:
+            what = f"form unroll needs a known sequence length, but here it is {node.format_size('seq_length')}"
+            forms = tuple(name for name in possible if name != form)
+            requirements.append(Requirement(what, forms=forms, sizes=("seq_length",)))
         if not first <= opset <= last:
-            requirements.append(
-                Requirement(f"{text} supports opsets {first} to {last}, not {opset}", opsets=self.opsets)
-            )
-        forms = tuple(self.forms_for(node, opset))
+            what = f"{text} supports opsets {first} to {last}, not {opset}"
+            requirements.append(Requirement(what, opsets=self.opsets))
         if form not in self.forms:
-            requirements.append(Requirement(f"{text} does not support form {form}", forms=forms or self.forms))
+            requirements.append(Requirement(f"{text} does not support form {form}", forms=possible or self.forms))
         elif form == "scan" and not self.scan_captures and _captures(node):
             what = f"{text} does not support weights that are computed or cast outside of a Scan"
-            requirements.append(Requirement(what, forms=forms))
+            requirements.append(Requirement(what, forms=possible))
         if self.constraints.static and node.static_length is None:
             what = f"{text} needs a known sequence length, but here it is {node.format_size('seq_length')}"
             requirements.append(Requirement(what, sizes=("seq_length",)))
