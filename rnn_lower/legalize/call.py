@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from rnn_lower.builder.constants import Constant, from_tensor
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand
-from rnn_lower.builder.tensor_info import TensorInfo
+from rnn_lower.builder.tensor_info import UNKNOWN, TensorInfo
 from rnn_lower.builder.versions import exists, input_names
 from rnn_lower.errors import UnsupportedOpError
 from rnn_lower.ir.walk import NODE_MARK, known_tensor
@@ -35,7 +35,7 @@ class Call:
 
     @property
     def x(self) -> Operand:
-        return self.inputs[0]
+        return self.inputs[0] if self.inputs else None
 
     @property
     def name(self) -> str:
@@ -52,12 +52,19 @@ class PatternBuilder(GraphBuilder):
     constants: list[ir.Node]
     """Constant nodes, which precede all other nodes; those of a failed pattern stay unread."""
 
-    def info(self, operand: Operand) -> TensorInfo | None:
-        return None if operand is None else self.checker.info(operand)
+    def info(self, operand: Operand) -> TensorInfo:
+        return UNKNOWN if operand is None else self.checker.info(operand)
+
+    def is_float(self, operand: Operand) -> bool:
+        return self.info(operand).dtype == self.dtype
 
     def supports(self, op_type: str) -> bool:
         """Whether the opset has the operator and the target lists it."""
         return exists(op_type, self.opset) and self.checker.constraints.listed(op_type)
+
+    def limits_ranks(self, *op_types: str) -> bool:
+        """Whether the target limits the ranks of one of the operators."""
+        return any("ranks" in self.checker.constraints.limits.get(op_type, {}) for op_type in op_types)
 
     def append(self, node: ir.Node) -> None:
         super().append(node)
@@ -89,17 +96,15 @@ class PatternBuilder(GraphBuilder):
     def reshape(self, x: Operand, shape: Sequence[int], name: str = "reshaped") -> Operand:
         """Return x in a static shape; if x is itself a reshape of a static shape, reshape its input instead."""
         while isinstance(x, ir.Value):
-            node, info = x.producer(), self.info(x)
-            if info is not None and info.sizes == tuple(shape):
+            if self.info(x).sizes == tuple(shape):
                 return x
+            node = x.producer()
             emitted = node is not None and (node.graph is None or NODE_MARK in node.metadata_props)
             if node is None or not emitted or node.op_type not in MOVES_NOTHING or 0 in shape:
                 break
-            before = node.inputs[0]
-            info = None if before is None else self.info(before)
-            if before is None or info is None or info.sizes is None:
+            if self.info(node.inputs[0]).sizes is None:
                 break
-            x = before
+            x = node.inputs[0]
         return super().reshape(x, shape, name)
 
 
@@ -141,9 +146,7 @@ def call_of(node: ir.Node, b: GraphBuilder, results: Sequence[TensorInfo]) -> Ca
 
 def explicit(b: PatternBuilder, call: Call) -> Call:
     """Return the call with defaults filled in: non-negative axes, Split sizes, and a single Slice axis if possible."""
-    info = b.info(call.x) if call.inputs else None
-    shape = None if info is None else info.shape
-    params = dict(call.parameters)
+    shape, params = b.info(call.x).shape, dict(call.parameters)
     if call.op_type in ("Split", "Gather"):
         params.setdefault("axis", 0)
     if call.op_type == "Transpose" and shape is not None:
@@ -158,9 +161,9 @@ def explicit(b: PatternBuilder, call: Call) -> Call:
             params["axes"] = [axis % rank for axis in params["axes"]]
     if call.op_type == "Split" and "split" not in params and not call.computed:
         size = None if shape is None or params["axis"] >= len(shape) else shape[params["axis"]]
-        each = None if size is None else -(-size // len(call.names))
-        if size is not None and each is not None:
-            params["split"] = [each] * (len(call.names) - 1) + [size - each * (len(call.names) - 1)]
+        if size is not None:
+            each, others = -(-size // len(call.names)), len(call.names) - 1
+            params["split"] = [each] * others + [size - each * others]
     if call.op_type == "Slice" and shape is not None and not call.computed:
         _one_axis(params, shape)
     return dataclasses.replace(call, parameters=params)
@@ -188,19 +191,9 @@ def _constant(value: ir.Value, tensor: ir.TensorProtocol, b: GraphBuilder) -> Co
     return constant
 
 
-def sizes_of(b: PatternBuilder, operand: Operand) -> tuple[int, ...] | None:
-    info = b.info(operand)
-    return None if info is None else info.sizes
-
-
-def result_sizes(b: PatternBuilder, call: Call) -> list[int] | None:
+def result_sizes(call: Call) -> list[int] | None:
     """Return the result sizes for Reshape, with at most one -1; None if more are unknown, or if a size is 0."""
     shape = call.results[0].shape
     if shape is None or 0 in shape or sum(size is None for size in shape) > 1:
         return None
     return [-1 if size is None else size for size in shape]
-
-
-def is_float(b: PatternBuilder, operand: Operand) -> bool:
-    info = b.info(operand)
-    return info is not None and info.dtype == b.dtype

@@ -11,7 +11,7 @@ from typing import Any
 import onnx_ir as ir
 
 from rnn_lower.builder.tensor_info import TensorInfo, frozen, inferred, of_body
-from rnn_lower.builder.versions import exists, input_names
+from rnn_lower.builder.versions import input_names
 from rnn_lower.ir.schemas import WITH_BODIES
 
 FREE = ("Constant",)
@@ -242,10 +242,6 @@ class OpConstraints:
         """Whether the target lists the operator."""
         listed = self.takes is None or op_type in self.takes
         return op_type in FREE or (listed and op_type not in self.avoid)
-
-    def has(self, op_type: str, opset: int) -> bool:
-        """Whether the operator exists at this opset and the target lists it."""
-        return exists(op_type, opset) and self.listed(op_type)
 
     def broken(self, use: NodeView) -> str | None:
         """Return the violated constraint, in words with its source, or None."""

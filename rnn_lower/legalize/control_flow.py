@@ -17,12 +17,10 @@ def scan_between_flips(b: PatternBuilder, call: Call) -> Results:
     states = len(call.inputs) - count
     inputs = list(call.inputs)
     backwards = call.parameters.get("scan_input_directions") or [0] * count
-    sequence, rank = inputs[states], len(b.checker.info(inputs[states]).shape or ())  # type: ignore[arg-type]
-    if not rank:
+    sequence, shape = inputs[states], b.info(inputs[states]).shape
+    if not shape:
         return None
-    sizes = b.checker.info(sequence).shape or ()  # type: ignore[arg-type]
-    known = sizes[0]
-    length = b.size(sequence, 0, rank, "length") if known is None else known
+    length = b.size(sequence, 0, len(shape), "length") if shape[0] is None else shape[0]
     for k, backward in enumerate(backwards):
         if backward:
             inputs[states + k] = b.flip(inputs[states + k], length)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from rnn_lower.builder.constants import Constant, constant
 from rnn_lower.builder.graph_builder import Operand
-from rnn_lower.legalize.call import Call, PatternBuilder, Results, result_sizes, sizes_of
+from rnn_lower.legalize.call import Call, PatternBuilder, Results, result_sizes
 
 MOST_PARTS = 64
 """The maximum number of slices to emit for a Transpose."""
@@ -19,11 +19,11 @@ MOST_PARTS = 64
 
 def by_reshape(b: PatternBuilder, call: Call) -> Results:
     """Replace Squeeze, Unsqueeze, Identity, or a Transpose that moves only axes of size 1, with Reshape."""
-    sizes, info = result_sizes(b, call), b.info(call.x)
-    if sizes is None or info is None or info.shape is None:
+    sizes, shape = result_sizes(call), b.info(call.x).shape
+    if sizes is None or shape is None:
         return None
     if call.op_type == "Transpose":
-        moved = [axis for axis in call.parameters["perm"] if info.shape[axis] != 1]
+        moved = [axis for axis in call.parameters["perm"] if shape[axis] != 1]
         if moved != sorted(moved):
             return None
     return [b.op("Reshape", call.x, name=call.name, shape=sizes)]
@@ -31,7 +31,7 @@ def by_reshape(b: PatternBuilder, call: Call) -> Results:
 
 def reshape_by_ones(b: PatternBuilder, call: Call) -> Results:
     """Replace a Reshape that only adds or removes axes of size 1 with Unsqueeze or Squeeze."""
-    before, after = sizes_of(b, call.x), result_sizes(b, call)
+    before, after = b.info(call.x).sizes, result_sizes(call)
     if before is None or after is None or -1 in after:
         return None
     if len(after) > len(before):
@@ -51,7 +51,7 @@ def _added_ones(few: Sequence[int], many: Sequence[int]) -> list[int] | None:
 
 def reshape_by_parts(b: PatternBuilder, call: Call) -> Results:
     """Replace Reshape from [T, N, C] to [T * N, C], or back to it or [T, 1, N, C], with T Slices and a Concat."""
-    before, after = sizes_of(b, call.x), result_sizes(b, call)
+    before, after = b.info(call.x).sizes, result_sizes(call)
     if before is None or after is None or 0 in (*before, *after):
         return None
     joins = len(before) == 3 and len(after) == 2 and before[2] == after[1]
@@ -77,7 +77,7 @@ def squeeze_by_gather(b: PatternBuilder, call: Call) -> Results:
 
 def transpose_by_parts(b: PatternBuilder, call: Call) -> Results:
     """Replace a Transpose that moves one axis to the front with one Slice per index and a Concat."""
-    sizes, (axis, *rest) = sizes_of(b, call.x), call.parameters["perm"]
+    sizes, (axis, *rest) = b.info(call.x).sizes, call.parameters["perm"]
     if sizes is None or rest != sorted(rest) or not 0 < sizes[axis] <= MOST_PARTS:
         return None
     shape = [1, *(sizes[k] for k in rest)]
@@ -95,10 +95,10 @@ def split_by_slices(b: PatternBuilder, call: Call) -> Results:
 
 def one_slice(b: PatternBuilder, call: Call) -> tuple[int, int, int, int] | None:
     """Return (axis, start, end, size) of a Slice of one axis of known size."""
-    info, params = b.info(call.x), call.parameters
-    if info is None or info.shape is None or len(params.get("axes") or ()) != 1 or "steps" in params:
+    shape, params = b.info(call.x).shape, call.parameters
+    if shape is None or len(params.get("axes") or ()) != 1 or "steps" in params:
         return None
-    axis, size = params["axes"][0], info.shape[params["axes"][0]]
+    axis, size = params["axes"][0], shape[params["axes"][0]]
     return None if size is None else (axis, params["starts"][0], min(params["ends"][0], size), size)
 
 
@@ -127,11 +127,10 @@ def slice_by_gather(b: PatternBuilder, call: Call) -> Results:
 def gather_by_slices(b: PatternBuilder, call: Call) -> Results:
     """Replace Gather of constant indices with a Slice for each run of consecutive indices."""
     x, index = call.inputs
-    axis = call.parameters["axis"]
-    info = b.info(x)
-    if not isinstance(index, Constant) or len(index.shape) > 1 or info is None or info.shape is None:
+    axis, shape = call.parameters["axis"], b.info(x).shape
+    if not isinstance(index, Constant) or len(index.shape) > 1 or shape is None:
         return None
-    size = info.shape[axis]
+    size = shape[axis]
     if size is None or index.size == 0:
         return None
     rows = [int(row) % size for row in index.load().ravel()]
@@ -169,7 +168,7 @@ def _block(sizes: Sequence[int], axis: int) -> list[int]:
 
 def _in_block(b: PatternBuilder, call: Call, channels: bool) -> Results:
     """Emit Slice, Split or Concat in rank 4: [1, before, axis, after], or as channels, [1, axis, before, after]."""
-    shapes, results = [sizes_of(b, x) for x in call.inputs], [result.sizes for result in call.results]
+    shapes, results = [b.info(x).sizes for x in call.inputs], [result.sizes for result in call.results]
     params = dict(call.parameters)
     axis, before = params.get("axis", (params.get("axes") or [0])[0]), [shape for shape in shapes if shape is not None]
     after = [shape for shape in results if shape is not None]
@@ -214,7 +213,7 @@ def as_channels(b: PatternBuilder, call: Call) -> Results:
 
 def slice_of_all_axes(b: PatternBuilder, call: Call) -> Results:
     """Replace a Slice of one axis with a Slice that lists the bounds of all axes."""
-    sizes, bounds = sizes_of(b, call.x), one_slice(b, call)
+    sizes, bounds = b.info(call.x).sizes, one_slice(b, call)
     if sizes is None or bounds is None or len(sizes) < 2:
         return None
     axis, start, end, _ = bounds
@@ -223,9 +222,12 @@ def slice_of_all_axes(b: PatternBuilder, call: Call) -> Results:
     return [b.op("Slice", call.x, name=call.name, starts=starts, ends=ends, axes=list(range(len(sizes))))]
 
 
-def in_rank_four(b: PatternBuilder, call: Call) -> Results:
-    """Prepend axes of size 1 to get rank 4; for elementwise operators and Transpose."""
-    shapes, result = [sizes_of(b, x) for x in call.inputs], result_sizes(b, call)
+def in_rank_four(b: PatternBuilder, call: Call, direct: bool = True) -> Results:
+    """Prepend axes of size 1 to get rank 4; for elementwise operators and Transpose.
+
+    direct: whether the target must support the operator, else it is legalized in rank 4.
+    """
+    shapes, result = [b.info(x).sizes for x in call.inputs], result_sizes(call)
     if result is None or -1 in result or len(result) > 3:
         return None
     params = dict(call.parameters)
@@ -237,5 +239,6 @@ def in_rank_four(b: PatternBuilder, call: Call) -> Results:
         if sizes is None:
             return None
         inputs.append(b.reshape(x, [1] * (4 - len(sizes)) + list(sizes), "of_rank_4"))
-    same = b.op_direct(call.op_type, *inputs, name=f"{call.name}_of_rank_4", **params)
+    emit = b.op_direct if direct else b.op
+    same = emit(call.op_type, *inputs, name=f"{call.name}_of_rank_4", **params)
     return [b.reshape(same, result, call.name)]

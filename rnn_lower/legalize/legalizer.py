@@ -160,7 +160,7 @@ class _Legalizer:
         b = self._pattern_builder(node, view.outputs)
         call = explicit(b, call_of(node, b, view.outputs))
         key = (
-            node.op_type, tuple(b.info(x) for x in call.inputs), len(call.names), call.computed,
+            node.op_type, tuple(None if x is None else b.info(x) for x in call.inputs), len(call.names), call.computed,
             repr(sorted(_plain(call))),
         )  # fmt: skip
         if key not in path and [step[0] for step in path].count(node.op_type) < 2:

@@ -20,7 +20,7 @@ from rnn_lower.builder.scalar_functions import DEFAULTS, EQUATIONS
 from rnn_lower.builder.versions import BROADCASTS_BY_RULE, CLIP_TAKES_DOUBLE, MAX_BROADCASTS
 from rnn_lower.ir.walk import NODE_MARK, known_tensor
 from rnn_lower.legalize import control_flow, data_movement
-from rnn_lower.legalize.call import Call, Pattern, PatternBuilder, Results, is_float, result_sizes, sizes_of
+from rnn_lower.legalize.call import Call, Pattern, PatternBuilder, Results, result_sizes
 
 NEAR = 128.0
 """The maximum width of a Clip by Relu, which rounds to the unit in the last place of the width."""
@@ -29,15 +29,16 @@ NEAR = 128.0
 # -- arithmetic -------------------------------------------------------------------------------------------------------
 
 
-def _minus_one(b: PatternBuilder, operand: Operand) -> bool:
+def _is_number(b: PatternBuilder, operand: Operand, number: float) -> bool:
+    """Whether an operand is the constant `number`."""
     info = b.info(operand)
-    return info is not None and info.constant and info.content == (-1.0,)
+    return info.constant and info.content == (number,)
 
 
 def _identity_by_sum(b: PatternBuilder, call: Call) -> Results:
     """x + 0; -0 becomes 0. Emits a node even if x is a constant: a result of the model must not be an initializer."""
     broadcast = {"broadcast": 1} if b.opset < BROADCASTS_BY_RULE else {}
-    return [b.op("Add", call.x, b.scalar(0.0), name=call.name, **broadcast)] if is_float(b, call.x) else None
+    return [b.op("Add", call.x, b.scalar(0.0), name=call.name, **broadcast)] if b.is_float(call.x) else None
 
 
 def _sub_by_add(b: PatternBuilder, call: Call) -> Results:
@@ -55,13 +56,13 @@ def _add_by_sub(b: PatternBuilder, call: Call) -> Results:
 
 def _minus_by_neg(b: PatternBuilder, call: Call) -> Results:
     left, right = call.inputs
-    return [b.op("Neg", left, name=call.name)] if _minus_one(b, right) else None
+    return [b.op("Neg", left, name=call.name)] if _is_number(b, right, -1.0) else None
 
 
 def _minus_by_sub(b: PatternBuilder, call: Call) -> Results:
     """0 - x; for x = 0 the result is 0 instead of -0."""
     left, right = call.inputs
-    return [b.op("Sub", b.scalar(0.0), left, name=call.name)] if _minus_one(b, right) and b.opset >= 7 else None
+    return [b.op("Sub", b.scalar(0.0), left, name=call.name)] if _is_number(b, right, -1.0) and b.opset >= 7 else None
 
 
 def _div_by_reciprocal(b: PatternBuilder, call: Call) -> Results:
@@ -104,24 +105,13 @@ def _clip_by_min_max(b: PatternBuilder, call: Call) -> Results:
 
 def _number_like(b: PatternBuilder, number: float, x: Operand) -> Operand:
     """Return a number, with the rank of x if the target limits ranks."""
-    info = b.info(x)
-    ranked = any("ranks" in b.checker.constraints.limits.get(op_type, {}) for op_type in ("Max", "Min"))
-    rank = len(info.shape) if ranked and info is not None and info.shape is not None else 0
-    return b.reshape(b.scalar(number), [1] * rank)
+    shape = b.info(x).shape if b.limits_ranks("Max", "Min") else None
+    return b.reshape(b.scalar(number), [1] * len(shape or ()))
 
 
 def _clip_in_rank_four(b: PatternBuilder, call: Call) -> Results:
     """Wrap the whole Clip, not each of its nodes, in Reshapes if the target limits ranks."""
-    sizes, limits = sizes_of(b, call.x), b.checker.constraints.limits
-    if (
-        sizes is None
-        or len(sizes) > 3
-        or not any("ranks" in limits.get(op_type, {}) for op_type in ("Max", "Min", "Relu"))
-    ):
-        return None
-    x = b.reshape(call.x, [1] * (4 - len(sizes)) + list(sizes), "of_rank_4")
-    inner = b.op("Clip", x, name=f"{call.name}_of_rank_4", **call.parameters)
-    return [b.reshape(inner, list(sizes), call.name)]
+    return data_movement.in_rank_four(b, call, direct=False) if b.limits_ranks("Max", "Min", "Relu") else None
 
 
 def _clip_by_relu(b: PatternBuilder, call: Call) -> Results:
@@ -151,23 +141,23 @@ def _less_by_greater(b: PatternBuilder, call: Call) -> Results:
 def _less_of_floats(b: PatternBuilder, call: Call) -> Results:
     """Compare positions and lengths as floating-point numbers, which are exact up to 2^24."""
     left, right = call.inputs
-    info = b.info(left)
-    if info is None or info.dtype is None or not info.dtype.is_integer():
+    dtype = b.info(left).dtype
+    if dtype is None or not dtype.is_integer():
         return None
     if NODE_MARK not in call.node.metadata_props:  # integers of the model may be larger
         return None
-    numbers = [b.cast(operand, info.dtype, b.dtype, "number") for operand in (left, right)]
+    numbers = [b.cast(operand, dtype, b.dtype, "number") for operand in (left, right)]
     return [b.op_direct("Less", *numbers, name=call.name)]
 
 
 def _where_by_sum(b: PatternBuilder, call: Call) -> Results:
     """m x + (1 - m) y; NaN and infinity of the operand that is not selected reach the result."""
     mask, chosen, otherwise = call.inputs
-    if not is_float(b, chosen) or not (_may_be_finite(chosen) and _may_be_finite(otherwise)):
+    if not b.is_float(chosen) or not (_may_be_finite(chosen) and _may_be_finite(otherwise)):
         return None
     numbers = b.cast(mask, ir.DataType.BOOL, b.dtype, "mask")
-    selected = None if _zero(b, chosen) else b.mul(numbers, chosen)
-    rest = None if _zero(b, otherwise) else b.mul(b.sub(b.scalar(1.0), numbers, "rest"), otherwise)
+    selected = None if _is_number(b, chosen, 0.0) else b.mul(numbers, chosen)
+    rest = None if _is_number(b, otherwise, 0.0) else b.mul(b.sub(b.scalar(1.0), numbers, "rest"), otherwise)
     return None if selected is None and rest is None else [b.add(selected, rest, call.name)]
 
 
@@ -176,15 +166,9 @@ def _may_be_finite(operand: Operand) -> bool:
     return not isinstance(operand, Constant) or bool(np.isfinite(operand.load().astype(np.float64)).all())
 
 
-def _zero(b: PatternBuilder, operand: Operand) -> bool:
-    info = b.info(operand)
-    return info is not None and info.constant and info.content == (0.0,)
-
-
 def _cast_by_where(b: PatternBuilder, call: Call) -> Results:
     """Replace Cast of booleans to numbers with Where."""
-    info = b.info(call.x)
-    if info is None or info.dtype != ir.DataType.BOOL or call.parameters["to"] != int(b.dtype):
+    if b.info(call.x).dtype != ir.DataType.BOOL or call.parameters["to"] != int(b.dtype):
         return None
     return [b.op_direct("Where", call.x, b.scalar(1.0), b.scalar(0.0), name=call.name)]
 
@@ -197,7 +181,7 @@ def _cast_of_less(b: PatternBuilder, call: Call) -> Results:
     if NODE_MARK not in call.node.metadata_props:  # integers of the model may be larger
         return None
     low, high = node.inputs if node.op_type == "Less" else node.inputs[::-1]
-    dtype = None if low is None else b.checker.info(low).dtype
+    dtype = b.info(low).dtype
     if dtype is None or not dtype.is_integer():
         return None
     position, length = (b.cast(_operand(b, value), dtype, b.dtype, "number") for value in (low, high))
@@ -244,13 +228,13 @@ def _by_equation(b: PatternBuilder, call: Call) -> Results:
 
 
 def _columns(b: PatternBuilder, matrix: Operand) -> tuple[int, int] | None:
-    sizes = sizes_of(b, matrix)
+    sizes = b.info(matrix).sizes
     return (sizes[0], sizes[1]) if sizes is not None and len(sizes) == 2 else None
 
 
 def _matmul_by_rows(b: PatternBuilder, call: Call) -> Results:
     """Replace MatMul of a batch of matrices with MatMul of one matrix."""
-    (left, right), (before, after) = call.inputs, (sizes_of(b, call.inputs[0]), result_sizes(b, call))
+    (left, right), (before, after) = call.inputs, (b.info(call.inputs[0]).sizes, result_sizes(call))
     if before is None or after is None or len(before) < 3 or _columns(b, right) is None:
         return None
     rows = b.reshape(left, [math.prod(before[:-1]), before[-1]], "rows")
@@ -259,8 +243,8 @@ def _matmul_by_rows(b: PatternBuilder, call: Call) -> Results:
 
 def _matmul_by_gemm(b: PatternBuilder, call: Call) -> Results:
     (left, right), columns = call.inputs, _columns(b, call.inputs[1])
-    before = b.info(left)
-    if columns is None or before is None or before.shape is None or len(before.shape) != 2:
+    before = b.info(left).shape
+    if columns is None or before is None or len(before) != 2:
         return None
     more = [] if b.opset >= 11 else [filled(0.0, (columns[1],), b.dtype)]  # older versions require C
     return None if b.opset < BROADCASTS_BY_RULE else [b.op("Gemm", left, right, *more, name=call.name)]
@@ -268,7 +252,7 @@ def _matmul_by_gemm(b: PatternBuilder, call: Call) -> Results:
 
 def _matmul_by_conv(b: PatternBuilder, call: Call) -> Results:
     """A 1 x 1 Conv over [1, K, rows, 1]: channels are the columns, spatial positions the rows."""
-    (left, right), (before, after) = call.inputs, (sizes_of(b, call.inputs[0]), result_sizes(b, call))
+    (left, right), (before, after) = call.inputs, (b.info(call.inputs[0]).sizes, result_sizes(call))
     columns = _columns(b, right)
     if before is None or after is None or columns is None or len(before) < 2 or b.dtype != ir.DataType.FLOAT:
         return None  # onnxruntime, which checks the result, has Conv in float32 only
@@ -327,7 +311,7 @@ _OF_FLOATS = (*EQUATIONS, "Abs", "Add", "Clip", "Div", "MatMul", "Mul", "Recipro
 
 
 def _of_floats(pattern: Pattern, b: PatternBuilder, call: Call) -> Results:
-    return pattern(b, call) if is_float(b, call.x) else None
+    return pattern(b, call) if b.is_float(call.x) else None
 
 
 def _patterns(op_type: str) -> Iterator[Pattern]:
