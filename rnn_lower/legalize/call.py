@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
-from rnn_lower.builder.constants import Constant, from_tensor
+from rnn_lower.builder.constants import from_tensor
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand
 from rnn_lower.builder.tensor_info import UNKNOWN, TensorInfo
 from rnn_lower.builder.versions import exists, input_names
@@ -118,7 +118,7 @@ def call_of(node: ir.Node, b: GraphBuilder, results: Sequence[TensorInfo]) -> Ca
     """Return a node as a call: constant inputs become Constants, parameter inputs become numbers."""
     names = input_names(node.op_type, b.opset)
     inputs: list[Operand] = []
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Any] = {"min": None, "max": None} if node.op_type == "Clip" else {}
     computed = False
     for name, attribute in node.attributes.items():
         value = attribute.value
@@ -128,18 +128,14 @@ def call_of(node: ir.Node, b: GraphBuilder, results: Sequence[TensorInfo]) -> Ca
         tensor = known_tensor(value)
         is_parameter = name in PARAMETERS and name != "indices" and index > 0
         computed |= is_parameter and name != "shape" and value is not None and tensor is None
-        if is_parameter and (tensor is not None or value is None):
-            if tensor is not None:
-                numbers = tensor.numpy().ravel().tolist()
-                parameters[name] = numbers[0] if tensor.shape.rank() == 0 else numbers
-            elif node.op_type == "Clip":
-                parameters[name] = None
+        if is_parameter and tensor is not None:
+            numbers = tensor.numpy().ravel().tolist()
+            parameters[name] = numbers[0] if tensor.shape.rank() == 0 else numbers
         elif value is not None and tensor is not None:
-            inputs.append(_constant(value, tensor, b))
-        else:
+            inputs.append(constant := from_tensor(tensor))
+            b.pool.adopt(constant, value)
+        elif value is not None or not is_parameter:
             inputs.append(value)
-    if node.op_type == "Clip":
-        parameters = {"min": None, "max": None, **parameters}
     outputs = tuple(str(value.name).rpartition("/")[2] for value in node.outputs)
     return Call(node.op_type, tuple(inputs), outputs, parameters, tuple(results), node, computed)
 
@@ -183,12 +179,6 @@ def _one_axis(params: dict[str, Any], shape: Sequence[int | None]) -> None:
     some = [cut for cut in cuts if cut[1:] != (0, shape[cut[0]])]
     params["axes"], params["starts"], params["ends"] = map(list, zip(*(some or cuts[:1]), strict=True))
     params.pop("steps", None)
-
-
-def _constant(value: ir.Value, tensor: ir.TensorProtocol, b: GraphBuilder) -> Constant:
-    constant = from_tensor(tensor)
-    b.pool.adopt(constant, value)
-    return constant
 
 
 def result_sizes(call: Call) -> list[int] | None:

@@ -140,17 +140,15 @@ def _recurrent(
     verdict = target.verdict(read)
     if verdict.kind == RIGHT:
         return
+    error = None if attempt is None else attempt(read)
     if verdict.kind == UNKNOWN:  # unmeasured, so it is reported only if lowering fails
-        error = None if attempt is None else attempt(read)
         if error is not None:
             yield Finding(read.name, node.op_type, scope.path, verdict.why, error)
         return
-    if attempt is None:
-        yield Finding(read.name, node.op_type, scope.path, verdict.why)
-        return
-    error = attempt(read)
-    mend = "lowering replaces it" if error is None else error
-    yield Finding(read.name, node.op_type, scope.path, verdict.why, mend, error is None)
+    lowers = attempt is not None and error is None
+    yield Finding(
+        read.name, node.op_type, scope.path, verdict.why, "lowering replaces it" if lowers else error or "", lowers
+    )
 
 
 def _name(node: ir.Node) -> str:

@@ -116,48 +116,33 @@ def _listed(node: RecurrentNode) -> list[str]:
 
 
 def _unmeasured(node: RecurrentNode) -> str | None:
-    """Return a property of the node that no measured model has, or None."""
-    if node.dtype != ir.DataType.FLOAT:
-        return f"element type {node.dtype.name}"
-    if node.version != MEASURED_VERSION:
-        return f"version {node.version} of {node.op_type}"
-    if node.static_length is None or node.static_batch is None:
-        return "an unknown size"
-    if 0 in (node.seq_length, node.batch_size, node.input_size):
-        return "an empty sequence, batch or input"
-    weights = [node.inputs[name] for name in ("W", "R", "B", "P") if name in node.inputs]
-    if any(known_tensor(weight) is None for weight in weights):
-        return "a computed weight"
-    if any(weight.producer() is not None for weight in weights):
-        return "a weight in a Constant node"
-    return _unmeasured_attributes(node)
+    """Return a property of the node that no measured model has, or None.
 
-
-def _unmeasured_attributes(node: RecurrentNode) -> str | None:
-    """Like `_unmeasured`, for attributes: runtimes treat missing and redundant attributes differently."""
+    Attributes count, because runtimes treat missing and redundant attributes differently.
+    """
     attributes, names = node.node.attributes, _names(node)
-    if "hidden_size" not in attributes:
-        return "a node without hidden_size"
-    if "clip" in attributes and node.clip is None:
-        return "clip 0"
-    if len({"initial_h", "initial_c"} & node.inputs.keys()) == 1 and node.op_type == "LSTM":
-        return "an LSTM with one of initial_h and initial_c"
-    if node.hidden_size == 1:
-        return "hidden_size 1"
-    if _listed(node) == ["Y_c"]:
-        return "Y_c as the only output"
+    weights = [node.inputs[name] for name in ("W", "R", "B", "P") if name in node.inputs]
     measured = {DEFAULTS[node.op_type], ACTIVATIONS.get(node.op_type, DEFAULTS[node.op_type])}
-    if len(names) > 1 or (node.op_type != "RNN" and not names <= measured):
-        return "this combination of activations"
     spelled = attributes["activations"].as_strings() if "activations" in attributes else ()
-    if not {name for functions in names for name in functions}.issuperset(spelled):
-        return "another spelling of activations"
-    text = {"activation_alpha", "activation_beta"} & attributes.keys()
-    has_parameters = any(
-        function.alpha is not None or function.beta is not None
-        for functions in node.activations
-        for function in functions
-    )
-    if has_parameters != bool(text):
-        return "the default of an activation's alpha or beta" if has_parameters else "an unused alpha or beta"
-    return None
+    has_numbers = bool({"activation_alpha", "activation_beta"} & attributes.keys())
+    used_numbers = any(f.alpha is not None or f.beta is not None for functions in node.activations for f in functions)
+    has = {
+        f"element type {node.dtype.name}": node.dtype != ir.DataType.FLOAT,
+        f"version {node.version} of {node.op_type}": node.version != MEASURED_VERSION,
+        "an unknown size": node.static_length is None or node.static_batch is None,
+        "an empty sequence, batch or input": 0 in (node.seq_length, node.batch_size, node.input_size),
+        "a computed weight": any(known_tensor(weight) is None for weight in weights),
+        "a weight in a Constant node": any(weight.producer() is not None for weight in weights),
+        "a node without hidden_size": "hidden_size" not in attributes,
+        "clip 0": "clip" in attributes and node.clip is None,
+        "an LSTM with one of initial_h and initial_c": (
+            node.op_type == "LSTM" and len({"initial_h", "initial_c"} & node.inputs.keys()) == 1
+        ),
+        "hidden_size 1": node.hidden_size == 1,
+        "Y_c as the only output": _listed(node) == ["Y_c"],
+        "this combination of activations": len(names) > 1 or (node.op_type != "RNN" and not names <= measured),
+        "another spelling of activations": not {name for group in names for name in group}.issuperset(spelled),
+        "the default of an activation's alpha or beta": used_numbers and not has_numbers,
+        "an unused alpha or beta": has_numbers and not used_numbers,
+    }
+    return next((what for what, applies in has.items() if applies), None)

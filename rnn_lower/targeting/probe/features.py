@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rnn_lower.lowering.activations import ACTIVATIONS
 from rnn_lower.lowering.node import ATTRIBUTES, OPERATORS
 from rnn_lower.targeting import Target
 from rnn_lower.targeting.probe.onenode import Case
@@ -44,18 +45,7 @@ def _cases() -> dict[str, Case]:
     cases["GRU everything"] = gru.replace(
         direction="bidirectional", optional=OPERATORS["GRU"].inputs[3:], lengths=(2, 5), lbr=1, clip=0.3
     )
-    for name in (
-        "Relu",
-        "Sigmoid",
-        "Affine",
-        "LeakyRelu",
-        "ThresholdedRelu",
-        "ScaledTanh",
-        "HardSigmoid",
-        "Elu",
-        "Softsign",
-        "Softplus",
-    ):
+    for name in (name for name in ACTIVATIONS if name != "Tanh"):
         cases[f"RNN {name}"] = rnn.replace(activations=(name,), alpha=(0.4,), beta=(0.3,))
     cases["RNN Softplus saturated"] = rnn.replace(activations=("Softplus",), scale=200.0)
     return cases
