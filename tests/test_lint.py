@@ -69,6 +69,12 @@ def test_what_is_kept_is_right_there(name, feature):
     assert not kept or TARGETS[name].verdict(node).kind == native_support.RIGHT
 
 
+@pytest.mark.parametrize("activations", [("Softplus", "Tanh"), ("Tanh", "Softplus"), ("Relu", "Softplus")])
+def test_an_activation_of_either_direction_counts(activations):
+    (node,) = rnn_lower.inspect(build(Case("RNN", 17, "bidirectional", activations=activations))[0])
+    assert TARGETS["onnxruntime-web"].verdict(node).kind == native_support.WRONG
+
+
 @pytest.mark.parametrize(
     ("target", "op", "N", "kept"),
     [

@@ -100,8 +100,8 @@ def features(node: RecurrentNode) -> list[str]:
         "named activations": named,
         "activations": node.op_type != "RNN" and names != {DEFAULTS[node.op_type]},
     }
-    present_features = [name for name, present in has.items() if present]
-    return present_features + ([next(iter(names))[0]] if node.op_type == "RNN" and names != {DEFAULTS["RNN"]} else [])
+    other_functions = sorted(names - {DEFAULTS["RNN"]}) if node.op_type == "RNN" else []
+    return [name for name, present in has.items() if present] + [name for (name,) in other_functions]
 
 
 def _names(node: RecurrentNode) -> set[tuple[str, ...]]:
