@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
 from rnn_lower.builder.constants import Constant
-from rnn_lower.builder.tensor_info import UNKNOWN, TensorInfo, answers, info_of
-from rnn_lower.legalize.constraints import NodeView, OpConstraints, view_of
+from rnn_lower.builder.tensor_info import UNKNOWN, TensorInfo, answers, frozen, inferred, info_of, of_body
+from rnn_lower.ir.schemas import WITH_BODIES
+from rnn_lower.ir.walk import subgraphs
+from rnn_lower.legalize.constraints import NodeView, OpConstraints
 
 Declared = Callable[[ir.Value], TensorInfo | None]
 """Returns the declared info of a value, or None to use the inferred one."""
@@ -46,22 +48,24 @@ class ConstraintChecker:
 
     def view(self, node: ir.Node) -> NodeView:
         """Return the view of a node that constraints check, and record the infos of its outputs."""
-        bodies = [held.as_graph() for held in node.attributes.values() if held.type == ir.AttributeType.GRAPH]
+        bodies = [body for _, body in subgraphs(node)]
         inputs = tuple(None if value is None else self.info(value) for value in node.inputs)
         plain = {
             name: held.value for name, held in node.attributes.items()
             if held.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) and not held.is_ref()
         }  # fmt: skip
-        inner = answers(node.op_type, bodies, self.info)
-        view = view_of(node.op_type, self.opset, inputs, plain, inner, len(node.outputs))
-        inferred = [*view.outputs, *[UNKNOWN] * (len(node.outputs) - len(view.outputs))]
-        outputs = tuple(
-            _fuller(self._declared(value), _fuller(info_of(value), info))
-            for value, info in zip(node.outputs, inferred, strict=False)
-        )
-        self._infos.update(zip(node.outputs, outputs, strict=False))
+        attributes, results = frozen(plain), answers(node.op_type, bodies, self.info)
+        infos: Sequence[TensorInfo]
+        if results is not None and node.op_type in WITH_BODIES:
+            infos = of_body(node.op_type, inputs, results, plain.get("num_scan_inputs", 0))
+        else:
+            numbers = tuple((name, held) for name, held in attributes if not isinstance(held, ir.TensorProtocol))
+            infos = inferred(node.op_type, self.opset, inputs, numbers, len(node.outputs))
+        for value, info in zip(node.outputs, [*infos, *[UNKNOWN] * len(node.outputs)], strict=False):
+            self._infos[value] = _fuller(self._declared(value), _fuller(info_of(value), info))
+        outputs = tuple(map(self._infos.__getitem__, node.outputs))
         constant_state = any(body.outputs and _constant_state(node, body) for body in bodies)
-        return dataclasses.replace(view, outputs=outputs, constant_state=constant_state)
+        return NodeView(node.op_type, self.opset, inputs, attributes, outputs, constant_state)
 
     def info(self, operand: ir.Value | Constant) -> TensorInfo:
         """Return the info of an operand: from its constant content, else declared, else inferred."""

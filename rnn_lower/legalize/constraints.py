@@ -8,11 +8,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import onnx_ir as ir
-
-from rnn_lower.builder.tensor_info import TensorInfo, frozen, inferred, of_body
+from rnn_lower.builder.tensor_info import TensorInfo
 from rnn_lower.builder.versions import input_names
-from rnn_lower.ir.schemas import WITH_BODIES
 
 FREE = ("Constant",)
 """Supported by every runtime: weights of graphs that have no initializers."""
@@ -64,32 +61,13 @@ class NodeView:
         return [info for info in (*self.operands, *self.outputs) if id(info) not in parameters]
 
 
-def view_of(
-    op_type: str, opset: int, inputs: Sequence[TensorInfo | None], attributes: Mapping[str, Any],
-    body: Sequence[TensorInfo] | None, count: int,
-) -> NodeView:  # fmt: skip
-    """Return the view of a node with `count` outputs. body: the infos of the outputs of its first body, if any."""
-    plain = frozen(attributes)
-    if body is not None and op_type in WITH_BODIES:
-        outputs = tuple(of_body(op_type, inputs, body, attributes.get("num_scan_inputs", 0)))
-    else:
-        held = tuple((name, what) for name, what in plain if not isinstance(what, ir.TensorProtocol))
-        outputs = inferred(op_type, opset, tuple(inputs), held, count)
-    return NodeView(op_type, opset, tuple(inputs), plain, outputs)
-
-
 Check = Callable[[Any, NodeView], str | None]
 """(limit, node) -> what the node does instead, or None if it respects the limit"""
 
 
-def _inputs(limit: Sequence[int], use: NodeView) -> str | None:
+def _within(limit: Sequence[int], count: int) -> str | None:
     low, high = limit
-    return None if low <= len(use.operands) <= high else f"this node has {len(use.operands)}"
-
-
-def _outputs(limit: Sequence[int], use: NodeView) -> str | None:
-    low, high = limit
-    return None if low <= len(use.outputs) <= high else f"this node has {len(use.outputs)}"
+    return None if low <= count <= high else f"this node has {count}"
 
 
 def _constant(limit: Sequence[int], use: NodeView) -> str | None:
@@ -98,11 +76,6 @@ def _constant(limit: Sequence[int], use: NodeView) -> str | None:
         (f"input {index} is computed" for index, operand in operands if operand is not None and not operand.constant),
         None,
     )
-
-
-def _variable(limit: int, use: NodeView) -> str | None:
-    count = sum(not operand.constant for operand in use.operands)
-    return None if count <= limit else f"this node has {count}"
 
 
 def _ranks(limit: Sequence[int], use: NodeView) -> str | None:
@@ -196,10 +169,13 @@ def _states(limit: str, use: NodeView) -> str | None:
 
 
 CHECKS: Mapping[str, tuple[str, Check]] = {
-    "inputs": ("{0[0]} to {0[1]} inputs", _inputs),
-    "outputs": ("{0[0]} to {0[1]} outputs", _outputs),
+    "inputs": ("{0[0]} to {0[1]} inputs", lambda limit, use: _within(limit, len(use.operands))),
+    "outputs": ("{0[0]} to {0[1]} outputs", lambda limit, use: _within(limit, len(use.outputs))),
     "constant": ("constants as inputs {0}", _constant),
-    "variable": ("at most {0} inputs that are not constant", _variable),
+    "variable": (
+        "at most {0} inputs that are not constant",
+        lambda limit, use: _within((0, limit), sum(not operand.constant for operand in use.operands)),
+    ),
     "ranks": ("ranks {0[0]} to {0[1]}", _ranks),
     "axes": ("axes {0}", _axes),
     "steps": ("steps {0}", _steps),
