@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -284,31 +284,31 @@ class GraphBuilder:
 
     # -- shape and position ----------------------------------------------------------------------------------------
 
-    def transpose(self, x: Operand, perm: Sequence[int], name: str = "transposed") -> Operand:
-        if x is None:
-            return None
+    def _move(
+        self, op_type: str, x: Operand, move: Callable[[Constant], Constant], name: str, **parameters: Any
+    ) -> Operand:
+        """Move the elements of x, by `move` if it is a constant."""
         if isinstance(x, Constant):
-            return constants.transpose(x, perm, name)
-        return self.op("Transpose", x, name=name, perm=list(perm))
+            return move(x)
+        return None if x is None else self.op(op_type, x, name=name, **parameters)
+
+    def transpose(self, x: Operand, perm: Sequence[int], name: str = "transposed") -> Operand:
+        return self._move("Transpose", x, lambda x: constants.transpose(x, perm, name), name, perm=list(perm))
 
     def squeeze(self, x: Operand, axes: Sequence[int], name: str = "squeezed") -> Operand:
-        if x is None:
-            return None
-        if isinstance(x, Constant):
-            return constants.squeeze(x, axes, name)
-        return self.op("Squeeze", x, name=name, axes=list(axes))
+        return self._move("Squeeze", x, lambda x: constants.squeeze(x, axes, name), name, axes=list(axes))
 
     def unsqueeze(self, x: Operand, axes: Sequence[int], name: str = "unsqueezed") -> Operand:
-        if isinstance(x, Constant):
-            return constants.unsqueeze(x, axes, name)
-        return self.op("Unsqueeze", x, name=name, axes=list(axes))
+        return self._move("Unsqueeze", x, lambda x: constants.unsqueeze(x, axes, name), name, axes=list(axes))
+
+    def reshape(self, x: Operand, shape: Sequence[int], name: str = "reshaped") -> Operand:
+        return self._move("Reshape", x, lambda x: constants.reshape(x, shape, name), name, shape=list(shape))
 
     def slice(self, x: Operand, axis: int, start: int, end: int, name: str = "slice") -> Operand:
-        if x is None:
-            return None
-        if isinstance(x, Constant):
+        def move(x: Constant) -> Constant:
             return constants.slice_of(x, axis, slice(start, end), name)
-        return self.op("Slice", x, name=name, starts=[start], ends=[end], axes=[axis])
+
+        return self._move("Slice", x, move, name, starts=[start], ends=[end], axes=[axis])
 
     def split(self, x: Operand, axis: int, sizes: Sequence[int], names: Sequence[str]) -> list[Operand]:
         """Split x into consecutive parts; sizes are explicit, because runtimes disagree about the default."""
@@ -326,11 +326,6 @@ class GraphBuilder:
         if len(known) == len(parts):
             return constants.concat(known, axis, name)
         return self.op("Concat", *parts, name=name, axis=axis)
-
-    def reshape(self, x: Operand, shape: Sequence[int], name: str = "reshaped") -> Operand:
-        if isinstance(x, Constant):
-            return constants.reshape(x, shape, name)
-        return self.op("Reshape", x, name=name, shape=list(shape))
 
     def reshape_to(self, x: Operand, sizes: Sequence[Size], name: str = "reshaped") -> Operand:
         """Reshape to static or dynamic sizes; 0 copies the size of that axis."""

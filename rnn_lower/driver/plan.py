@@ -17,7 +17,7 @@ from rnn_lower.builder.names import Names
 from rnn_lower.builder.tensor_info import TensorInfo, info_of
 from rnn_lower.builder.versions import check_reviewed, same_signature
 from rnn_lower.driver.function_calls import Calls, check_target
-from rnn_lower.driver.restore_ranks import with_ranks
+from rnn_lower.driver.restore_ranks import known_shape, with_ranks
 from rnn_lower.errors import (
     InvalidNodeError,
     Requirement,
@@ -29,7 +29,7 @@ from rnn_lower.ir.walk import Scope, count_nodes, default_opset, recurrent_nodes
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.legalizer import drop_unread, legalize
 from rnn_lower.lowering.lowering import builder_of, lower_node
-from rnn_lower.lowering.node import LARGEST_SIZE, RecurrentNode, axes_of, read_node
+from rnn_lower.lowering.node import LARGEST_SIZE, RecurrentNode, read_node
 from rnn_lower.lowering.quantized_lstm import lower_quantized
 from rnn_lower.options import Options
 from rnn_lower.shapes.shape_info import VERIFIED_SHAPES, ShapeInfo
@@ -317,12 +317,8 @@ def declared_infos(node: RecurrentNode) -> dict[ir.Value, TensorInfo]:
     """The declarations of a node's inputs that follow from its sizes."""
     infos = {}
     for name, value in node.inputs.items():
-        axes = axes_of(name, node.operator.gates, node.num_directions, node.layout)
-        sizes = [(factor, getattr(node, size)) for factor, size in axes]
-        shape = tuple(factor * size if isinstance(size, int) else None for factor, size in sizes)
-        own = info_of(value)
-        dtype = ir.DataType.INT32 if name == "sequence_lens" else node.dtype
-        infos[value] = own if own.constant else TensorInfo(shape, dtype)
+        own, dtype = info_of(value), ir.DataType.INT32 if name == "sequence_lens" else node.dtype
+        infos[value] = own if own.constant else TensorInfo(tuple(known_shape(node, name)), dtype)
     return infos
 
 

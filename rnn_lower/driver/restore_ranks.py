@@ -18,6 +18,13 @@ from rnn_lower.ir.walk import Scope
 from rnn_lower.lowering.node import RecurrentNode, axes_of
 
 
+def known_shape(node: RecurrentNode, name: str) -> list[int | None]:
+    """The shape of an input or output of a node, as far as its sizes are known."""
+    axes = axes_of(name, node.operator.gates, node.num_directions, node.layout)
+    sizes = ((factor, getattr(node, size)) for factor, size in axes)
+    return [factor * size if isinstance(size, int) else None for factor, size in sizes]
+
+
 def with_ranks(
     emitted: list[ir.Node], outputs: Mapping[str, ir.Value], node: RecurrentNode, scope: Scope, names: Names
 ) -> dict[str, ir.Value]:
@@ -30,17 +37,14 @@ def with_ranks(
         return emitted[-1].outputs[0]
 
     def result(name: str, new: ir.Value) -> ir.Value:
-        old = node.outputs[name]
-        axes = axes_of(name, 0, 0, node.layout)
+        old, sizes = node.outputs[name], known_shape(node, name)
         if scope.in_function and scope.opset >= CONSTANT_TAKES_INTEGERS:  # from when there are bodies of a Scan, too
-            same = ir.AttrTensor("value", ir.tensor(np.zeros(len(axes), np.int64)))  # 0 keeps the size at its axis
+            same = ir.AttrTensor("value", ir.tensor(np.zeros(len(sizes), np.int64)))  # 0 keeps the size at its axis
             shape = emit(f"{name}/same_sizes", "Constant", value=same)
             return emit(f"{name}/of_known_rank", "Reshape", new, shape)
         if old.shape is not None:
             return new
-        sizes = [getattr(node, size) for _, size in axes]
-        new.type = ir.TensorType(node.dtype)
-        new.shape = ir.Shape([size if isinstance(size, int) else None for size in sizes])
+        new.type, new.shape = ir.TensorType(node.dtype), ir.Shape(sizes)
         if not _is_declared_without(old, scope):
             return new
         return emit(f"{name}/of_known_rank", "Identity", new)

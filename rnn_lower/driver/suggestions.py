@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import onnx_ir as ir
 
 from rnn_lower.driver.plan import read_nodes
+from rnn_lower.driver.restore_ranks import known_shape
 from rnn_lower.errors import ConversionError, Requirement, RnnLowerError, UnmetRequirementError, UnsupportedError
 from rnn_lower.ir.schemas import newest_opset
 from rnn_lower.ir.walk import nodes
@@ -217,37 +218,31 @@ def _free(model: ir.Model) -> dict[str, str]:
 
     Each gets that name in the model, so that inference says where it comes to.
     """
-    ways: dict[str, str] = {}
-    fixed = set(model.graph.inputs)
-    nodes = [(node, name, value) for node in read_nodes(model) for name, value in node.inputs.items()]
-    direct = [
-        (node, value, axes_of(name, node.operator.gates, node.num_directions, node.layout))
-        for node, name, value in nodes
-        if value in fixed
-    ]
-    for node, value, axes in direct:
+    roles: dict[str, str] = {}
+    inputs, main_inputs = {str(value.name): value for value in model.graph.inputs}, set(model.graph.inputs)
+    consumed = [(node, name, value) for node in read_nodes(model) for name, value in node.inputs.items()]
+    direct = [(node, name, value) for node, name, value in consumed if value in main_inputs]
+    for node, name, value in direct:
         if value.shape is None:  # the operator tells its rank, and some sizes
-            sizes = [(factor, getattr(node, size)) for factor, size in axes]
-            known = [factor * size if isinstance(size, int) else None for factor, size in sizes]
-            value.shape = ir.Shape(known)
-            ways.update({axis_name(str(value.name), k): str(n) for k, n in enumerate(known) if n is not None})
-    inputs = {str(value.name): value for value in model.graph.inputs}
+            shape = known_shape(node, name)
+            value.shape = ir.Shape(shape)
+            roles.update({axis_name(str(value.name), k): str(n) for k, n in enumerate(shape) if n is not None})
     for name, axis, symbol in free_dims(declared_shapes(model)):
-        others = [size for k, size in enumerate(inputs[name].shape or ()) if k not in (0, axis)]
-        dtype = inputs[name].dtype
-        is_sound = dtype is not None and dtype.is_floating_point() and all(size == 1 for size in others)
+        value, dims = inputs[name], list(inputs[name].shape or ())
+        is_float = value.dtype is not None and value.dtype.is_floating_point()
+        is_sound = is_float and all(size == 1 for k, size in enumerate(dims) if k not in (0, axis))
         other = "samples" if is_sound else "other"
-        ways.setdefault(symbol, "batch_size" if axis == 0 or "batch" in symbol.lower() else other)
-        dims = list(inputs[name].shape or ())
-        inputs[name].shape = ir.Shape([*dims[:axis], symbol, *dims[axis + 1 :]])
+        roles.setdefault(symbol, "batch_size" if axis == 0 or "batch" in symbol.lower() else other)
+        value.shape = ir.Shape([*dims[:axis], symbol, *dims[axis + 1 :]])
     for node in read_nodes(model):
         for size in ("batch_size", "seq_length"):
-            ways.update({symbol: size for symbol in ways if symbol == getattr(node, size)})
-    for node, value, axes in direct:
-        for dim, (factor, size) in zip(map(plain_dim, value.shape or ()), axes, strict=False):
-            known = getattr(node, size)
-            if dim in ways and isinstance(known, int):
-                ways[str(dim)] = str(factor * known)
-            elif dim in ways and size in SIZES:
-                ways[str(dim)] = size
-    return ways
+            roles.update({symbol: size for symbol in roles if symbol == getattr(node, size)})
+    for node, name, value in direct:
+        axes = axes_of(name, node.operator.gates, node.num_directions, node.layout)
+        names = [plain_dim(dim) for dim in value.shape or ()]
+        for dim, known, (_, size) in zip(names, known_shape(node, name), axes, strict=False):
+            if dim in roles and known is not None:
+                roles[str(dim)] = str(known)
+            elif dim in roles and size in SIZES:
+                roles[str(dim)] = size
+    return roles
