@@ -7,14 +7,14 @@ prepack them, and runtimes that require constant weights accept them. Nothing is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.builder import constants
 from rnn_lower.builder.constants import Constant, fold, from_tensor
+from rnn_lower.ir import walk
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import known_tensor
 
@@ -24,65 +24,69 @@ DEEPEST = 12
 NAME = "weight"
 """The suggested name of the results."""
 
-Parameters = Callable[[str, int], Any]
-"""Returns a parameter by its attribute name and its input index, or None if it is absent."""
-
 Move = Callable[..., "Constant | None"]
-"""(parameters, output index, *data) -> the result, or None if it is not supported."""
+"""(node, output index, *data) -> the result, or None if it is not supported. The parameters of the node are known."""
 
 
-def _identity(parameter: Parameters, _: int, x: Constant) -> Constant:
+def _integers(node: ir.Node, name: str, index: int = 99) -> list[int] | None:
+    """Return a parameter that is an attribute or an input, or None if it is absent."""
+    return walk.integers(node, name, index, walk.constant)
+
+
+def _identity(node: ir.Node, _: int, x: Constant) -> Constant:
     return fold(("identity",), lambda array: array, x, name=NAME)
 
 
-def _squeeze(parameter: Parameters, _: int, x: Constant) -> Constant:
+def _squeeze(node: ir.Node, _: int, x: Constant) -> Constant:
     # onnxruntime treats an empty list of axes like a missing one and removes all axes of size 1.
-    axes = parameter("axes", 1) or [axis for axis, size in enumerate(x.shape) if size == 1]
+    axes = _integers(node, "axes", 1) or [axis for axis, size in enumerate(x.shape) if size == 1]
     return constants.squeeze(x, axes, NAME)
 
 
-def _unsqueeze(parameter: Parameters, _: int, x: Constant) -> Constant:
-    return constants.unsqueeze(x, parameter("axes", 1), NAME)
+def _unsqueeze(node: ir.Node, _: int, x: Constant) -> Constant | None:
+    axes = _integers(node, "axes", 1)
+    return None if axes is None else constants.unsqueeze(x, axes, NAME)
 
 
-def _transpose(parameter: Parameters, _: int, x: Constant) -> Constant:
-    return constants.transpose(x, parameter("perm", 9) or range(len(x.shape))[::-1], NAME)
+def _transpose(node: ir.Node, _: int, x: Constant) -> Constant:
+    return constants.transpose(x, _integers(node, "perm") or range(len(x.shape))[::-1], NAME)
 
 
-def _concat(parameter: Parameters, _: int, *parts: Constant) -> Constant | None:
+def _concat(node: ir.Node, _: int, *parts: Constant) -> Constant | None:
     if len({part.dtype for part in parts}) > 1:  # invalid ONNX; the runtime reports it
         return None
-    axis = parameter("axis", 99)
-    return constants.concat(parts, 1 if axis is None else axis, NAME)  # version 1 has a default
+    return constants.concat(parts, node.attributes.get_int("axis", 1), NAME)  # version 1 has a default
 
 
-def _slice(parameter: Parameters, _: int, x: Constant) -> Constant:
+def _slice(node: ir.Node, _: int, x: Constant) -> Constant | None:
     starts, ends, axes, steps = (
-        parameter(name, position) for position, name in enumerate(("starts", "ends", "axes", "steps"), 1)
+        _integers(node, name, index) for index, name in enumerate(("starts", "ends", "axes", "steps"), 1)
     )
+    if starts is None or ends is None:
+        return None
     for k, axis in enumerate(range(len(starts)) if axes is None else axes):
         bounds = slice(starts[k], ends[k], 1 if steps is None else steps[k])
         x = constants.slice_of(x, axis % len(x.shape), bounds, NAME)
     return x
 
 
-def _reshape(parameter: Parameters, _: int, x: Constant) -> Constant | None:
-    if parameter("allowzero", 99):
+def _reshape(node: ir.Node, _: int, x: Constant) -> Constant | None:
+    shape = _integers(node, "shape", 1)
+    if shape is None or node.attributes.get_int("allowzero", 0) != 0:
         return None
-    sizes = [x.shape[axis] if size == 0 else size for axis, size in enumerate(parameter("shape", 1))]
-    return constants.reshape(x, sizes, NAME)
+    return constants.reshape(x, [x.shape[axis] if size == 0 else size for axis, size in enumerate(shape)], NAME)
 
 
-def _split(parameter: Parameters, which: int, x: Constant) -> Constant | None:
-    axis, sizes = parameter("axis", 99) or 0, parameter("split", 1)
+def _split(node: ir.Node, which: int, x: Constant) -> Constant | None:
+    axis, sizes = node.attributes.get_int("axis", 0), _integers(node, "split", 1)
     if sizes is None:  # equal parts, whose number depends on the operator version
         return None
     start = sum(sizes[:which])
     return constants.slice_of(x, axis % len(x.shape), slice(start, start + sizes[which]), NAME)
 
 
-def _cast(parameter: Parameters, _: int, x: Constant) -> Constant | None:
-    dtype = ir.DataType(parameter("to", 99))
+def _cast(node: ir.Node, _: int, x: Constant) -> Constant | None:
+    dtype = ir.DataType(node.attributes.get_int("to"))
     return constants.cast(x, dtype, NAME) if np.can_cast(x.dtype.numpy(), dtype.numpy(), "safe") else None
 
 
@@ -129,29 +133,14 @@ def _computed(value: ir.Value, depth: int, seen: dict[ir.Value, Constant | None]
         if constant is None:  # the common case, so return early
             return None
         data.append(constant)
-    if not data:
-        return None
+    for operand in node.inputs[len(data) :]:
+        tensor = known_tensor(operand)
+        if operand is not None and (tensor is None or not tensor.dtype.is_integer()):
+            return None  # a parameter is known at run time only
     try:
-        return move(_parameters(node), node.outputs.index(value), *data)
+        return move(node, node.outputs.index(value), *data) if data else None
     except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
-        return None  # a parameter is known at run time only, or the node is invalid, which other code reports
-
-
-def _parameters(node: ir.Node) -> Parameters:
-    def parameter(name: str, index: int) -> Any:
-        attribute = node.attributes.get(name)
-        if attribute is not None:
-            content = attribute.value
-            return tuple(content) if isinstance(content, Sequence) else content
-        value = node.inputs[index] if index < len(node.inputs) else None
-        if value is None:
-            return None
-        tensor = known_tensor(value)
-        if tensor is None or not tensor.dtype.is_integer():
-            raise TypeError(name)
-        return tuple(int(number) for number in tensor.numpy().ravel())
-
-    return parameter
+        return None  # the node is invalid, and other code reports it
 
 
 def operand_of(value: ir.Value) -> Constant | ir.Value:

@@ -44,8 +44,8 @@ def legalize(
     Raises UnsupportedOpError for an operator that no pattern can replace.
     """
     legalizer = _Legalizer(b, constraints, declared)
-    legal, replaced = legalizer.run(_constants_first(nodes), (), {})
-    values = [legalizer.latest(value, replaced) for value in results]
+    legal = legalizer.run(_constants_first(nodes), (), {})
+    values = list(map(legalizer.latest, results))
     read = drop_unread([*legalizer.constants, *legal], values)
     legalizer.check_pending(read)
     return read, values
@@ -99,17 +99,15 @@ class _Legalizer:
         self._patterns: dict[Key, Pattern | None] = {}
         self._clipped: set[ir.Node] = set()
         self._pending: dict[ir.Node, UnsupportedOpError] = {}
+        self._replaced: dict[ir.Value, ir.Value] = {}
         self.constants: list[ir.Node] = []
 
-    def run(
-        self, nodes: Iterable[ir.Node], path: Path, written: dict[Key, ir.Node]
-    ) -> tuple[list[ir.Node], dict[ir.Value, ir.Value]]:
-        """Return the supported nodes that replace `nodes`, and the replaced values with their replacements.
+    def run(self, nodes: Iterable[ir.Node], path: Path, written: dict[Key, ir.Node]) -> list[ir.Node]:
+        """Return the supported nodes that replace `nodes`; `latest` returns the values that replace theirs.
 
         written: nodes of this graph and of the enclosing graphs, by their key.
         """
         legal: list[ir.Node] = []
-        replaced: dict[ir.Value, ir.Value] = {}
         try:
             for node in nodes:
                 for attribute in node.attributes.values():
@@ -117,11 +115,11 @@ class _Legalizer:
                         self._legalize_body(attribute.as_graph(), path, dict(written))
                 new, values = self._legalized(node, path, written)
                 legal += new
-                self._replace(node, values, replaced)
+                self._replace(node, values)
         except UnsupportedError:
             detach(legal)
             raise
-        return legal, replaced
+        return legal
 
     def check_pending(self, nodes: Iterable[ir.Node]) -> None:
         """Raise UnsupportedOpError if an unsupported comparison is still read."""
@@ -129,19 +127,16 @@ class _Legalizer:
             if node in self._pending:
                 raise self._pending[node]
 
-    def latest(self, value: ir.Value, replaced: dict[ir.Value, ir.Value]) -> ir.Value:
+    def latest(self, value: ir.Value) -> ir.Value:
         """Return the value after all replacements."""
-        while value in replaced:
-            value = replaced[value]
+        while value in self._replaced:
+            value = self._replaced[value]
         return value
 
     def _legalize_body(self, body: ir.Graph, path: Path, written: dict[Key, ir.Node]) -> None:
         nodes = list(body)
-        outputs = list(body.outputs)
         body.remove(nodes)
-        legal, replaced = self.run(nodes, path, written)
-        for index, value in enumerate(outputs):
-            body.outputs[index] = self.latest(value, replaced)
+        legal = self.run(nodes, path, written)
         body.extend(drop_unread(legal, list(body.outputs)))
 
     def _legalized(
@@ -212,13 +207,13 @@ class _Legalizer:
                 return None
             if node in self._clipped:
                 self._clipped.update(clip for clip in b.nodes if clip.op_type == node.op_type)
-            legal, replaced = self.run(b.nodes, path, tried)
+            legal = self.run(b.nodes, path, tried)
         except UnsupportedError:  # the pattern needs an operator that is unsupported, or absent at this opset
             detach(b.nodes)
             return None
         if node.op_type != "Identity":
             written.update(tried)
-        return legal, [self.latest(value, replaced) for value in values if value is not None]
+        return legal, [self.latest(value) for value in values if value is not None]
 
     def _pattern_builder(self, node: ir.Node, results: Sequence[TensorInfo]) -> PatternBuilder:
         floats = [info.dtype for info in results if info.dtype is not None and info.dtype.is_floating_point()]
@@ -238,11 +233,11 @@ class _Legalizer:
         clipped = b.value(b.clip(node.inputs[0], -limit, limit, "limited"))
         node.replace_input_with(0, clipped)
         try:
-            legal, replaced = self.run([*b.nodes, node], path, written)
+            legal = self.run([*b.nodes, node], path, written)
         except UnsupportedError:
             detach(b.nodes)
             raise
-        return legal, [self.latest(value, replaced) for value in node.outputs]
+        return legal, list(map(self.latest, node.outputs))
 
     def _written(self, node: ir.Node, written: dict[Key, ir.Node]) -> tuple[list[ir.Node], Sequence[ir.Value]]:
         """Return the node, or an equal one written before."""
@@ -254,16 +249,13 @@ class _Legalizer:
             written[key] = node
         return [node], node.outputs
 
-    def _replace(self, node: ir.Node, values: Sequence[ir.Value], replaced: dict[ir.Value, ir.Value]) -> None:
+    def _replace(self, node: ir.Node, values: Sequence[ir.Value]) -> None:
         """Replace all uses of the outputs of a node with `values`."""
-        if all(old is new for old, new in zip(node.outputs, values, strict=True)):
+        if tuple(values) == tuple(node.outputs):
             return
         for old, new in zip(node.outputs, values, strict=True):
-            if old is new:
-                continue
-            for user, index in list(old.uses()):
-                user.replace_input_with(index, new)
-            replaced[old] = new
+            old.replace_all_uses_with(new, replace_graph_outputs=True)
+            self._replaced[old] = new
             if new.type is None:
                 new.type = old.type
             if new.shape is None:
