@@ -29,7 +29,6 @@ TEXTS = {
 
 EXCEPTIONS = {
     ("legalize/constraints.py", "takes"): "the key of a target's file",
-    ("targeting/files.py", "takes"): "the key of a target's file",
 }
 """By file and name: why it stays."""
 

@@ -98,7 +98,7 @@ def lower_in_place(model: ir.Model, options: Options) -> list[Record]:
 
     def work() -> list[Record]:
         chosen = at_opset_of_target(model, options)
-        if chosen.opset is None and not options.dims and not changes_all(model, options):
+        if chosen.opset is None and not options.dims and not any(_folds_and_unrolls(model, options)):
             return replace_nodes(model, options)
         copy = model.clone()  # weights are shared, not copied
         records = lower_model(copy, chosen)
@@ -119,7 +119,7 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
     """
     if options.raise_loops:
         raise UnsupportedError("only `lower` and `lower_file` raise loops; call `raise_loops` on the model first")
-    if not changes_all(document.model, options):
+    if not any(_folds_and_unrolls(document.model, options)):
         return document, options
     requested = options.fold or options.loops
     if lost := _would_lose(document.proto):
@@ -169,26 +169,20 @@ def _would_lose(proto: onnx.ModelProto) -> str:
     return "quantization_annotation" if any(graph.quantization_annotation for graph in graphs) else ""
 
 
-def unrolls_loops(model: ir.Model, options: Options) -> bool:
-    """Whether to unroll loops of the original model: on request, or if the target has no loops."""
-    lacks_loops = options.target is not None and not {"scan", "loop"} & {*find_target(options.target).forms}
-    return (options.loops or lacks_loops) and any(loops(model))
+def _folds_and_unrolls(model: ir.Model, options: Options) -> tuple[bool, bool]:
+    """Whether to fold constants, and whether to unroll loops of the original model: on request or for the target.
 
-
-def folds(model: ir.Model, options: Options) -> bool:
-    """Whether to fold constants: on request, or if the target must know sizes that the model computes."""
-    static = find_target(options.target).constraints.static
-    return options.fold or (static and any(node.op_type == "Shape" for node, _ in nodes(model)))
-
-
-def changes_all(model: ir.Model, options: Options) -> bool:
-    """Whether more than the recurrent nodes are rewritten."""
-    return folds(model, options) or unrolls_loops(model, options)
+    The target may need to know sizes that the model computes, or have no loops.
+    """
+    target = find_target(options.target)
+    needs_sizes = target.constraints.static and any(node.op_type == "Shape" for node, _ in nodes(model))
+    lacks_loops = options.target is not None and not {"scan", "loop"} & {*target.forms}
+    return options.fold or needs_sizes, (options.loops or lacks_loops) and any(loops(model))
 
 
 def _change_all(model: ir.Model, options: Options) -> tuple[bool, list[str]]:
     """Fold constants and unroll loops; returns whether the model changed, and why loops stay."""
-    folded, unrolls = folds(model, options), unrolls_loops(model, options)
+    folded, unrolls = _folds_and_unrolls(model, options)
     if folded:
         inline_undecided(model)
         fold(model)
@@ -270,7 +264,7 @@ def lower_model(
         if outline is not None:
             fixed_dims.fix_proto_dims(outline, options.dims)
     notes = list[str]()
-    if rewrites and changes_all(model, options):
+    if rewrites and any(_folds_and_unrolls(model, options)):
         _, notes = _change_all(model, options)
         outline = None
     if options.opset is not None:  # first, so that nodes are lowered with the operators of that opset
