@@ -498,7 +498,7 @@ def lint(
         }
 
     def result() -> LintReport:
-        return linting.lint(document.model, find_target(target), document.shape_info, linting.trial(attempt), mends)
+        return linting.lint(document.model, find_target(target), document.shape_info, attempt, mends)
 
     return _naming_file(path, result)
 

@@ -34,31 +34,33 @@ class NodeView:
     def operands(self) -> list[TensorInfo]:
         return [operand for operand in self.inputs if operand is not None]
 
-    def attribute(self, name: str, default: Any = None) -> Any:
-        return dict(self.attributes).get(name, default)
+    def attribute(self, name: str) -> Any:
+        return dict(self.attributes).get(name)
 
     def parameter(self, name: str) -> tuple[Any, ...] | None:
         """Return numbers from an attribute or an input; None if they are absent or not constant."""
         attribute = self.attribute(name)
         if attribute is not None:
             return attribute if isinstance(attribute, tuple) else (attribute,)
-        names = input_names(self.op_type, self.opset)
-        index = names.index(name) if name in names else len(self.inputs)
-        operand = self.inputs[index] if index < len(self.inputs) else None
+        operand = dict(self._named).get(name)
         return None if operand is None else operand.content
 
     @property
     def parameters(self) -> list[TensorInfo]:
         """The operands that are axes, sizes, bounds and the like."""
-        names = input_names(self.op_type, self.opset)
-        indices = [index for index, name in enumerate(names) if name in PARAMETERS and index < len(self.inputs)]
-        return [info for info in map(self.inputs.__getitem__, indices) if info is not None]
+        return [info for name, info in self._named if name in PARAMETERS and info is not None]
 
     @property
     def data(self) -> list[TensorInfo]:
         """The other operands, and the results."""
-        parameters = set(map(id, self.parameters))
-        return [info for info in (*self.operands, *self.outputs) if id(info) not in parameters]
+        operands = (info for name, info in self._named if name not in PARAMETERS and info is not None)
+        return [*operands, *self.outputs]
+
+    @property
+    def _named(self) -> list[tuple[str, TensorInfo | None]]:
+        """The inputs with their names, without a name for the further inputs of variadic operators."""
+        names = input_names(self.op_type, self.opset)
+        return [(names[index] if index < len(names) else "", info) for index, info in enumerate(self.inputs)]
 
 
 Check = Callable[[Any, NodeView], str | None]

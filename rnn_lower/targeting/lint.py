@@ -60,18 +60,18 @@ class LintReport:
         return {"ok": self.ok, **dataclasses.asdict(self)}
 
 
-Try = Callable[[RecurrentNode], str | None]
-"""Lowers a recurrent node on a copy and returns the error, or None."""
+Lower = Callable[[RecurrentNode], object]
+"""Lowers a recurrent node on a copy. Raises RnnLowerError if the node cannot be lowered."""
 
 
 Mends = Callable[[], Mapping[str, tuple[str, bool]]]
 """Returns, by the name of each loop, its `mend` and `lowering_mends`."""
 
 
-def lint(model: ir.Model, target: Target, shape_info: ShapeInfo, attempt: Try, mends: Mends = dict) -> LintReport:
+def lint(model: ir.Model, target: Target, shape_info: ShapeInfo, lower: Lower, mends: Mends = dict) -> LintReport:
     """Return all nodes of a model that a target does not support; recurrent nodes are checked against measurements."""
     count = sum(len(list(scope.graph)) for scope in scopes(model))
-    findings = list(unsupported(model, target, shape_info, attempt))
+    findings = list(unsupported(model, target, shape_info, lower))
     loops = mends() if any(finding.op in LOOPS for finding in findings) else {}
     for index, finding in enumerate(findings):
         if finding.op in LOOPS and finding.node in loops:
@@ -81,15 +81,15 @@ def lint(model: ir.Model, target: Target, shape_info: ShapeInfo, attempt: Try, m
 
 
 def unsupported(
-    model: ir.Model, target: Target, shape_info: ShapeInfo, attempt: Try | None = None
+    model: ir.Model, target: Target, shape_info: ShapeInfo, lower: Lower | None = None
 ) -> Iterator[Finding]:
-    """Yield the nodes of a model that a target does not support. attempt: tries to lower a recurrent node."""
+    """Yield the nodes of a model that a target does not support. lower: tries to lower a recurrent node."""
     recurrent = {node for node, _ in recurrent_nodes(model)}
     for scope in scopes(model):
         yield from _plain(scope, target, shape_info, recurrent, model)
         for node in scope.graph:
             if node in recurrent:
-                yield from _recurrent(node, scope, target, shape_info, attempt)
+                yield from _recurrent(node, scope, target, shape_info, lower)
 
 
 def summary(findings: Sequence[Finding], target: Target) -> str:
@@ -134,35 +134,22 @@ def _plain(
 
 
 def _recurrent(
-    node: ir.Node, scope: Scope, target: Target, shape_info: ShapeInfo, attempt: Try | None
+    node: ir.Node, scope: Scope, target: Target, shape_info: ShapeInfo, lower: Lower | None
 ) -> Iterator[Finding]:
     read = read_node(node, scope.opset, scope.path, shape_info)
     verdict = target.verdict(read)
     if verdict.kind == RIGHT:
         return
-    error = None if attempt is None else attempt(read)
-    if verdict.kind == UNKNOWN:  # unmeasured, so it is reported only if lowering fails
-        if error is not None:
-            yield Finding(read.name, node.op_type, scope.path, verdict.why, error)
-        return
-    lowers = attempt is not None and error is None
-    yield Finding(
-        read.name, node.op_type, scope.path, verdict.why, "lowering replaces it" if lowers else error or "", lowers
-    )
+    lowers, error = lower is not None, ""
+    try:
+        if lower is not None:
+            lower(read)
+    except RnnLowerError as failure:
+        lowers, error = False, str(failure)
+    if verdict.kind != UNKNOWN or error:  # an unmeasured node is reported only if lowering fails
+        mend = "lowering replaces it" if lowers else error
+        yield Finding(read.name, node.op_type, scope.path, verdict.why, mend, lowers)
 
 
 def _name(node: ir.Node) -> str:
     return node.name or next((value.name or "" for value in node.outputs), "")
-
-
-def trial(lower: Callable[[RecurrentNode], object]) -> Try:
-    """Wrap the lowering of one node for `lint`."""
-
-    def attempt(node: RecurrentNode) -> str | None:
-        try:
-            lower(node)
-        except RnnLowerError as error:
-            return str(error)
-        return None
-
-    return attempt
