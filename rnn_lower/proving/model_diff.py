@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,12 +39,39 @@ def only_recurrent_nodes_changed(before: Model, after: Model) -> list[str]:
     not by location.
     """
     (old, old_folder), (new, new_folder) = before, after
-    redeclared = sorted(redeclared_values(new) - redeclared_values(old))
-    changed = list(_Diff((old_folder, new_folder), old).messages("", old, without_made_calls(new, old)))
-    return [*changed, *(f"a body declares '{name}', which it does not compute" for name in redeclared)]
+    return list(_Diff((old_folder, new_folder), old).messages("", old, without_made_calls(new, old)))
 
 
-def redeclared_values(model: onnx.ModelProto) -> set[str]:
+def new_faults(old: onnx.ModelProto, new: onnx.ModelProto) -> list[str]:
+    """Faults of the new model that the old one does not have, and that only some runtimes accept."""
+    redeclared = sorted(_redeclared_values(new) - _redeclared_values(old))
+    unsorted = sorted(_unsorted_values(new) - _unsorted_values(old))
+    return [
+        *(f"a body declares '{name}', which it does not compute" for name in redeclared),
+        *(f"a node reads '{name}' before another node computes it" for name in unsorted),
+    ]
+
+
+def _unsorted_values(model: onnx.ModelProto) -> set[str]:
+    """Values that a node, or a node in its bodies, reads before a later node of the same graph computes them."""
+    unsorted = set[str]()
+    for holder in protobuf.holders(model):
+        computed = {name: index for index, node in enumerate(holder.node) for name in node.output}
+        for index, node in enumerate(holder.node):
+            read = itertools.chain(node.input, *(_free_names(body) for body in protobuf.graphs_of(node)))
+            unsorted.update(name for name in read if computed.get(name, -1) >= index)
+    unsorted.discard("")
+    return unsorted
+
+
+def _free_names(body: onnx.GraphProto) -> set[str]:
+    """The names of outer scopes that a body reads."""
+    own = {*(value.name for value in body.input), *(tensor.name for tensor in body.initializer)}
+    own |= {name for node in body.node for name in node.output}
+    return {*_used(body)} - own
+
+
+def _redeclared_values(model: onnx.ModelProto) -> set[str]:
     """Values that a body declares although an outer scope computes them; runtimes believe either declaration."""
     bodies = (graph for holder in protobuf.holders(model) for node in holder.node for graph in protobuf.graphs_of(node))
     return {

@@ -53,24 +53,33 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int, seconds: f
     deadline = time.thread_time() + seconds
     check_numbers(points=points, seed=seed)
     (source, path), (after, _) = map(files.open_model, (original, lowered))
+    faults = model_diff.new_faults(source.proto, after.proto)
     with _named(path):
         try:
-            before, after = _comparable(source, after)
-        except CallError as error:
-            return Proof((), (str(error),))
-        if rewrites_loops(before.model, after.model):
-            return prove_whole(before, after, points, seed, deadline)
-        folded = _folded(source, after) if is_folded(after.proto) else before
-        proof = _prove_nodes(folded, after, points, seed, deadline)
-        if proof.changed and _is_legalized(after):
-            whole = prove_whole(before, after, points, seed, deadline)
-            proof = whole if whole.ok else proof
-            folded = before
-        if folded is before:
-            return proof
-        folding = prove_whole(before, folded, points, seed, deadline)
-        unproved = tuple(f"the folding of constants is not proved: {why}" for why in folding.reasons)
-        return dataclasses.replace(proof, changed=(*proof.changed, *unproved), whole=True)
+            proof = _prove(source, after, points, seed, deadline)
+        except RnnLowerError as error:
+            if not faults and not isinstance(error, CallError):
+                raise
+            proof = Proof((), () if faults else (str(error),))
+    return dataclasses.replace(proof, changed=(*proof.changed, *faults))
+
+
+def _prove(source: Document, lowered: Document, points: int, seed: int, deadline: float) -> Proof:
+    """The proof of each node, or of the whole models where lowering rewrote loops, folded or legalized other nodes."""
+    before, after = _comparable(source, lowered)
+    if rewrites_loops(before.model, after.model):
+        return prove_whole(before, after, points, seed, deadline)
+    folded = _folded(source, after) if is_folded(after.proto) else before
+    proof = _prove_nodes(folded, after, points, seed, deadline)
+    if proof.changed and _is_legalized(after):
+        whole = prove_whole(before, after, points, seed, deadline)
+        proof = whole if whole.ok else proof
+        folded = before
+    if folded is before:
+        return proof
+    folding = prove_whole(before, folded, points, seed, deadline)
+    unproved = tuple(f"the folding of constants is not proved: {why}" for why in folding.reasons)
+    return dataclasses.replace(proof, changed=(*proof.changed, *unproved), whole=True)
 
 
 def _prove_nodes(before: Document, after: Document, points: int, seed: int, deadline: float) -> Proof:
@@ -92,7 +101,7 @@ def changes(original: Any, lowered: Any) -> list[str]:
         before = _folded(source, after) if is_folded(after.proto) else before
         changed = model_diff.only_recurrent_nodes_changed((before.proto, before.folder), (after.proto, after.folder))
         is_proved = changed and _is_legalized(after) and prove_whole(before, after, 1, 0, math.inf).ok
-        return [] if is_proved else changed
+        return [*([] if is_proved else changed), *model_diff.new_faults(source.proto, after.proto)]
 
 
 def _is_legalized(document: Document) -> bool:

@@ -12,6 +12,7 @@ from onenode import Case, build
 from onnx import helper, numpy_helper
 
 import rnn_lower
+from rnn_lower.ir.protobuf import holders
 from rnn_lower.proving.model_diff import only_recurrent_nodes_changed
 
 
@@ -170,3 +171,34 @@ def test_a_loop_that_does_not_end_is_out_of_scope():
         lowered.graph.initializer.append(numpy_helper.from_array(value, name))
     (proof,) = rnn_lower.prove(model, lowered).nodes
     assert "more than 100000 steps" in proof.reason
+
+
+@pytest.mark.parametrize("form", ["scan", "loop", "unroll"])
+@pytest.mark.parametrize("place", ["main", "if", "function"])
+@pytest.mark.parametrize("as_function", [False, True])
+def test_nodes_that_read_what_comes_later(form, place, as_function):
+    """onnx's checker rejects such files; onnxruntime rejects them in bodies."""
+    model, _ = build(Case("LSTM", 17, place=place))
+    lowered = rnn_lower.lower(model, form=form, as_function=as_function)
+    assert rnn_lower.prove(model, lowered).ok
+    unsorted = 0
+    for graph in holders(lowered):
+        nodes = list(graph.node)
+        del graph.node[:]
+        graph.node.extend(reversed(nodes))
+        read = {name for node in nodes for name in node.input}
+        if any(name in read for node in nodes for name in node.output):
+            proof = rnn_lower.prove(model, lowered)
+            assert not proof.ok
+            assert any("before another node computes it" in line for line in proof.changed), proof
+            unsorted += 1
+        del graph.node[:]
+        graph.node.extend(nodes)
+    assert unsorted
+
+
+def test_an_original_that_is_not_sorted_is_proved():
+    model, _ = build(Case("LSTM", 17))
+    model.graph.node.insert(0, helper.make_node("Relu", ["Y"], ["Z"]))
+    model.graph.output.append(helper.make_tensor_value_info("Z", 1, None))
+    assert rnn_lower.prove(model, rnn_lower.lower(model)).ok
