@@ -37,6 +37,7 @@ from rnn_lower.builder.versions import (
     input_index,
 )
 from rnn_lower.errors import UnsupportedError
+from rnn_lower.ir.walk import with_bodies
 
 Operand: TypeAlias = "ir.Value | Constant | None"
 Size: TypeAlias = "int | ir.Value"
@@ -444,10 +445,7 @@ def declare(operand: Operand, dtype: ir.DataType, shape: Sequence[int | str | No
 
 def detach(nodes: Sequence[ir.Node]) -> None:
     """Disconnect unused nodes, bodies included, from their inputs."""
-    for node in nodes:
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                detach(list(attribute.as_graph()))
+    for node in with_bodies(nodes):
         for index in range(len(node.inputs)):
             node.replace_input_with(index, None)
 

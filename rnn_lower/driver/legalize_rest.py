@@ -14,7 +14,7 @@ from rnn_lower.builder.names import Names
 from rnn_lower.builder.tensor_info import TensorInfo
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import Scope, nodes, used_names
+from rnn_lower.ir.walk import Scope, nodes, subgraphs, used_names
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.legalizer import legalize_copy
 from rnn_lower.lowering.node import OPERATORS
@@ -55,9 +55,8 @@ def _unsupported(model: ir.Model, target: Target, shape_info: ShapeInfo) -> Iter
         checker = checkers.setdefault(
             scope.opset, ConstraintChecker(target.constraints, scope.opset, declared_by(shape_info))
         )
-        bodies = any(attribute.type == ir.AttributeType.GRAPH for attribute in node.attributes.values())
         own = node.domain in DEFAULT_DOMAINS and node.op_type not in OPERATORS
-        if own and not bodies and checker.violation(node) is not None:
+        if own and not any(subgraphs(node)) and checker.violation(node) is not None:
             yield node, scope
 
 

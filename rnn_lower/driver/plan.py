@@ -211,10 +211,9 @@ class Plan:
         sizes = self._shape_info.folded_sizes(node.node, node.layout)
         known: dict[str, Any] = {name: n for name, n in sizes.items() if not isinstance(getattr(node, name), int)}
         for name, size in known.items():
-            if size > LARGEST_SIZE:
-                raise InvalidNodeError(f"{node.describe()}: {name} is {size}; the maximum is {LARGEST_SIZE}")
-            if size < 0:
-                raise InvalidNodeError(f"{node.describe()}: {name} is {size}; the sizes of the inputs are too small")
+            if not 0 <= size <= LARGEST_SIZE:
+                why = f"the maximum is {LARGEST_SIZE}" if size > 0 else "the sizes of the inputs are too small"
+                raise InvalidNodeError(f"{node.describe()}: {name} is {size}; {why}")
         return dataclasses.replace(site, node=dataclasses.replace(node, **known)) if known else site
 
     def _replacement(self, site: Site) -> Replacement:

@@ -39,9 +39,8 @@ class ConstraintChecker:
     def violations(self, nodes: Iterable[ir.Node]) -> Iterator[Violation]:
         """Yield the nodes that violate a constraint."""
         for node in nodes:
-            for attribute in node.attributes.values():
-                if attribute.type == ir.AttributeType.GRAPH:
-                    yield from self.violations(attribute.as_graph())
+            for _, body in subgraphs(node):
+                yield from self.violations(body)
             rule = self.violation(node)
             if rule is not None:
                 yield Violation(node, rule)

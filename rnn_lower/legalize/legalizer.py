@@ -22,7 +22,7 @@ from rnn_lower.builder.graph_builder import GraphBuilder, Operand, detach, node_
 from rnn_lower.builder.names import Names
 from rnn_lower.builder.tensor_info import TensorInfo
 from rnn_lower.errors import UnsupportedError, UnsupportedOpError
-from rnn_lower.ir.walk import with_bodies
+from rnn_lower.ir.walk import subgraphs, with_bodies
 from rnn_lower.legalize.call import MOVES_NOTHING, Call, Pattern, PatternBuilder, call_of, explicit
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.constraints import OpConstraints
@@ -110,9 +110,8 @@ class _Legalizer:
         legal: list[ir.Node] = []
         try:
             for node in nodes:
-                for attribute in node.attributes.values():
-                    if attribute.type == ir.AttributeType.GRAPH:
-                        self._legalize_body(attribute.as_graph(), path, dict(written))
+                for _, body in subgraphs(node):
+                    self._legalize_body(body, path, dict(written))
                 new, values = self._legalized(node, path, written)
                 legal += new
                 self._replace(node, values)

@@ -37,8 +37,7 @@ def _is_number(b: PatternBuilder, operand: Operand, number: float) -> bool:
 
 def _identity_by_sum(b: PatternBuilder, call: Call) -> Results:
     """x + 0; -0 becomes 0. Emits a node even if x is a constant: a result of the model must not be an initializer."""
-    broadcast = {"broadcast": 1} if b.opset < BROADCASTS_BY_RULE else {}
-    return [b.op("Add", call.x, b.scalar(0.0), name=call.name, **broadcast)] if b.is_float(call.x) else None
+    return [b.binary("Add", call.x, b.scalar(0.0), call.name)] if b.is_float(call.x) else None
 
 
 def _sub_by_add(b: PatternBuilder, call: Call) -> Results:
