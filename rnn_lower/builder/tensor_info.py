@@ -44,13 +44,10 @@ def info_of(operand: ir.Value | Constant) -> TensorInfo:
     """Return the information that an operand declares."""
     if isinstance(operand, Constant):
         return TensorInfo(operand.shape, operand.dtype, True, _content(operand.shape, operand.dtype, operand.load))
-    node, origin = operand.producer(), operand
-    cast = node is not None and node.op_type == "Cast" and bool(node.inputs) and _to_integers(node)
-    if cast and node is not None and node.inputs[0] is not None:  # before opset 9 integers are cast from doubles
-        origin = node.inputs[0]
-    tensor = known_tensor(origin)
+    cast = _cast_to_integers(operand)
+    tensor = known_tensor(operand if cast is None else cast)
     if tensor is not None:
-        shape, dtype = tuple(map(int, tensor.shape.numpy())), ir.DataType.INT64 if cast else tensor.dtype
+        shape, dtype = tuple(tensor.shape.numpy()), tensor.dtype if cast is None else ir.DataType.INT64
         return TensorInfo(shape, dtype, True, _content(shape, dtype, lambda: tensor.numpy().astype(dtype.numpy())))
     if operand.shape is None:
         return TensorInfo(dtype=operand.dtype)
@@ -58,9 +55,12 @@ def info_of(operand: ir.Value | Constant) -> TensorInfo:
     return TensorInfo(tuple(sizes), operand.dtype)
 
 
-def _to_integers(node: ir.Node) -> bool:
-    to = node.attributes.get("to")
-    return to is not None and to.value in (int(ir.DataType.INT64), "INT64")
+def _cast_to_integers(value: ir.Value) -> ir.Value | None:
+    """Return the operand of a Cast to INT64: before opset 9 integers are cast from doubles."""
+    node = value.producer()
+    to = None if node is None or node.op_type != "Cast" else node.attributes.get("to")
+    is_cast = to is not None and to.value in (int(ir.DataType.INT64), "INT64")
+    return node.inputs[0] if is_cast and node is not None and node.inputs else None
 
 
 def _content(shape: Shape, dtype: ir.DataType, load: Any) -> tuple[Any, ...] | None:

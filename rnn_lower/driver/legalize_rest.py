@@ -29,11 +29,11 @@ its place: the operator."""
 
 
 def legalize_rest(
-    model: ir.Model, target: Target, shape_info: ShapeInfo, select: Callable[[ir.Node], bool] = lambda _: True
-) -> int:  # fmt: skip
-    """Replace selected nodes with nodes that the target supports, as far as possible; return their number."""
+    model: ir.Model, target: Target, shape_info: ShapeInfo, select: Callable[[ir.Node], bool]
+) -> None:  # fmt: skip
+    """Replace selected nodes with nodes that the target supports, as far as possible."""
     if target.constraints.silent:
-        return 0
+        return
     names, count = Names(used_names(model)), 0
     constants = ModelConstants(model, names)
     for node, scope in list(_unsupported(model, target, shape_info)):
@@ -45,7 +45,6 @@ def legalize_rest(
     constants.register()
     if count:
         logger.info("replaced %d other node(s) with nodes that target %s supports", count, target.name)
-    return count
 
 
 def _unsupported(model: ir.Model, target: Target, shape_info: ShapeInfo) -> Iterator[tuple[ir.Node, Scope]]:

@@ -289,10 +289,9 @@ def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | 
         )
     remove_unused(read)
     target = find_target(options.target)
-    if options.legalize_all:
-        legalize_rest(model, target, ShapeInfo(model))
-    elif any(MARK in node.metadata_props for node, _ in nodes(model)):
-        legalize_rest(model, target, ShapeInfo(model), lambda node: MARK in node.metadata_props)
+    rest = {node for node, _ in nodes(model) if options.legalize_all or MARK in node.metadata_props}
+    if rest:
+        legalize_rest(model, target, ShapeInfo(model), rest.__contains__)
     _warn_of_others(model)
     if options.target is not None and (findings := list(lint.unsupported(model, target, shape_info))):
         logger.warning("%s", lint.summary(findings, target))
