@@ -45,8 +45,8 @@ MOST_NODES = 500_000
 Attempt = Callable[[Options], object]
 """Lowers a fresh copy of the model, for nothing but its errors."""
 
-Change = tuple[dict[str, Any], str]
-"""Other options, and how they are written on the command line."""
+Change = dict[str, Any]
+"""Other options."""
 
 T = TypeVar("T")
 
@@ -82,7 +82,9 @@ def advised(work: Callable[[], T], options: Options, fresh: Callable[[], ir.Mode
 
 
 def _suggestion(lacks: Sequence[Requirement], options: Options, model: ir.Model, attempt: Attempt) -> str:
-    ways = [text for change, text in _other_forms(lacks) if _error(attempt, options, change) is None]
+    common = set.intersection(*(set(lack.forms) for lack in lacks))  # the forms without any of these requirements
+    forms = [{"form": form} for form in lacks[0].forms if form in common]
+    ways = [_written(change, options) for change in forms if _error(attempt, options, change) is None]
     message = [f"use {' or '.join(ways)}"] if ways else []
     suggestion, error = _first_that_works(lacks, options, model, attempt)
     if suggestion is not None and suggestion not in ways:
@@ -100,10 +102,16 @@ def _suggestion(lacks: Sequence[Requirement], options: Options, model: ir.Model,
     return f"no option helps{f': {error}' if error else ''}{again}"
 
 
-def _other_forms(lacks: Sequence[Requirement]) -> list[Change]:
-    """The forms without any of these requirements."""
-    common = set.intersection(*(set(lack.forms) for lack in lacks))
-    return [({"form": form}, f"--form {form}") for form in lacks[0].forms if form in common]
+def _written(change: Change, options: Options) -> str:
+    """How a change of options is written on the command line."""
+    words = []
+    for name, value in change.items():
+        if name == "dims":
+            new = {symbol: size for symbol, size in value.items() if symbol not in (options.dims or {})}
+            words += [shlex.join(["--dim", f"{symbol}={size}"]) for symbol, size in new.items()]
+        else:
+            words.append("--fold" if name == "fold" else f"--{name.replace('_', '-')} {value}")
+    return " ".join(words)
 
 
 def _first_that_works(
@@ -114,16 +122,16 @@ def _first_that_works(
     hopeless: set[int] = set()
     opsets, sizes = _opsets(lacks, options, model), _sizes(lacks, options, model)
     kinds = [_folding(lacks, options), opsets, _needed_forms(lacks), sizes, _limits(lacks, options)]
-    if not any(text for changes in kinds for _, text in changes):
+    if not any(map(any, kinds)):
         return None, None
     attempts = max(1, min(ATTEMPTS, TRIED_NODES // (1 + sum(1 for _ in nodes(model)))))
     for changes in itertools.islice(itertools.product(*kinds), attempts):
-        merged = {key: value for change, _ in changes for key, value in change.items()}
+        merged = {key: value for change in changes for key, value in change.items()}
         if merged.get("opset") in hopeless:
             continue
         error = _error(attempt, options, merged)
         if error is None:
-            return " ".join(text for _, text in changes if text), None
+            return _written(merged, options), None
         if isinstance(error, ConversionError):
             hopeless.add(merged.get("opset", 0))
         elif isinstance(error, UnmetRequirementError) and not _kinds(error.requirements) <= _kinds(lacks):
@@ -139,7 +147,7 @@ def _kinds(lacks: Sequence[Requirement]) -> set[str]:
     return sizes | {"nodes" for lack in lacks if lack.nodes} | {"opset" for lack in lacks if lack.opsets}
 
 
-def _error(attempt: Attempt, options: Options, change: dict[str, Any]) -> Exception | None:
+def _error(attempt: Attempt, options: Options, change: Change) -> Exception | None:
     try:
         with unlogged():
             attempt(dataclasses.replace(options, **change))
@@ -150,7 +158,7 @@ def _error(attempt: Attempt, options: Options, change: dict[str, Any]) -> Except
 
 # -- what could be changed --------------------------------------------------------------------------------------------
 
-NOTHING: list[Change] = [({}, "")]
+NOTHING: list[Change] = [{}]
 
 
 def _opsets(lacks: Sequence[Requirement], options: Options, model: ir.Model) -> list[Change]:
@@ -166,7 +174,7 @@ def _opsets(lacks: Sequence[Requirement], options: Options, model: ir.Model) -> 
     wanted = current if options.opset is None else options.opset
     served = set(range(first, min(last, newest_opset()) + 1)) - {options.opset}
     near = sorted(served, key=lambda opset: (opset != COMMON_OPSET, abs(opset - wanted)))[:OPSETS]
-    return [({"opset": opset}, f"--opset {opset}") for opset in near] or NOTHING
+    return [{"opset": opset} for opset in near] or NOTHING
 
 
 def _needed_forms(lacks: Sequence[Requirement]) -> list[Change]:
@@ -175,18 +183,17 @@ def _needed_forms(lacks: Sequence[Requirement]) -> list[Change]:
     if not bound:
         return NOTHING
     forms = [form for form in ("scan", "loop", "unroll") if all(form in some for some in bound)]
-    return [({"form": form}, f"--form {form}") for form in forms] or NOTHING
+    return [{"form": form} for form in forms] or NOTHING
 
 
 def _folding(lacks: Sequence[Requirement], options: Options) -> list[Change]:
     """Constant folding, which finds more sizes and drops dead branches; tried last."""
-    return [*NOTHING, ({"fold": True}, "--fold")] if not options.fold and any(lack.sizes for lack in lacks) else NOTHING
+    return [*NOTHING, {"fold": True}] if not options.fold and any(lack.sizes for lack in lacks) else NOTHING
 
 
 def _limits(lacks: Sequence[Requirement], options: Options) -> list[Change]:
-    if not any(lack.nodes for lack in lacks):
-        return NOTHING
-    return [({"max_nodes": MOST_NODES}, f"--max-nodes {MOST_NODES}")] if options.max_nodes < MOST_NODES else NOTHING
+    helps = any(lack.nodes for lack in lacks) and options.max_nodes < MOST_NODES
+    return [{"max_nodes": MOST_NODES}] if helps else NOTHING
 
 
 def _sizes(lacks: Sequence[Requirement], options: Options, model: ir.Model) -> list[Change]:
@@ -198,19 +205,13 @@ def _sizes(lacks: Sequence[Requirement], options: Options, model: ir.Model) -> l
     free = {name: role for name, role in _free(model).items() if name not in fixed}
     few = {name: role for name, role in free.items() if role in needed or role not in SIZES}
     choices = [chosen for chosen in (few, free) if chosen]
-    return [_change(fixed, chosen, turn) for chosen in choices for turn in range(_turns(chosen))] or NOTHING
-
-
-def _turns(chosen: Mapping[str, str]) -> int:
-    return max(len(SIZES.get(role, ())) for role in chosen.values())
-
-
-def _change(fixed: Mapping[str, int], chosen: Mapping[str, str], turn: int) -> Change:
-    lists = {name: SIZES.get(role) or (int(role),) for name, role in chosen.items()}
-    sizes = {name: known[min(turn, len(known) - 1)] for name, known in lists.items()}
-    return {"dims": {**fixed, **sizes}}, " ".join(
-        shlex.join(["--dim", f"{name}={size}"]) for name, size in sizes.items()
-    )
+    changes = []
+    for chosen in choices:
+        lists = {name: SIZES.get(role) or (int(role),) for name, role in chosen.items()}
+        for turn in range(max(len(SIZES.get(role, ())) for role in chosen.values())):
+            sizes = {name: known[min(turn, len(known) - 1)] for name, known in lists.items()}
+            changes.append({"dims": {**(options.dims or {}), **sizes}})
+    return changes or NOTHING
 
 
 def _free(model: ir.Model) -> dict[str, str]:
