@@ -223,27 +223,27 @@ def _errors(keys: Mapping[str, Any]) -> Iterator[str]:
     """Yield the errors of a target file."""
     yield from _wrong_keys(keys, KEYS)
     for op_type, limits in keys.get("limits", {}).items():
-        key = f"limits.{op_type}"
+        table = f"limits.{op_type}"
         if not _is_operator(op_type):
-            yield f"{key}: there is no operator of this name"
+            yield f"{table}: there is no operator of this name"
         if not isinstance(limits, dict):
-            yield f"{key} is {limits!r}; it must be a table of {', '.join(LIMITS)}"
-        yield from _wrong_keys(limits, LIMITS, key)
+            yield f"{table} is {limits!r}; it must be a table of {', '.join(LIMITS)}"
+        yield from _wrong_keys(limits, LIMITS, table)
     for name in keys.get("sources", {}):
         if name not in NAMED and not _is_operator(name):
             yield f"sources.{name}: the name must be an operator or one of {', '.join(NAMED)}"
+    for name, key in KEYS.items():
+        if key.required and name not in keys:
+            yield f"{name} is missing; it must be {key.words}"
 
 
 def _wrong_keys(keys: Mapping[str, Any], known: Mapping[str, Key], table: str = "") -> Iterator[str]:
-    """Yield the errors of the keys in a table: unknown, invalid or missing."""
+    """Yield the errors of the keys in a table: unknown, or with an invalid value."""
     for name, value in keys.items():
         if name not in known:
             yield f"{table and f'{table}: '}unknown key {name!r}; known keys: {', '.join(known)}"
         elif not known[name].holds(value):
             yield f"{table and f'{table}.'}{name} is {value!r}; it must be {known[name].words}"
-    for name, key in known.items():
-        if key.required and name not in keys:
-            yield f"{name} is missing; it must be {key.words}"
 
 
 class _Files(Mapping[str, Target]):
