@@ -89,7 +89,8 @@ def compare_models(
     nothing = "" if is_same else comparison.nothing_compared(models.touched(), varied)
     empty = [value.name for value in models.original.model.graph.inputs if 0 in map(plain_dim, value.shape or ())]
     if nothing and empty:
-        nothing += f"; input '{empty[0]}' declares a size of 0, on which onnxruntime relies"
+        nothing += f"; input '{empty[0]}' declares a size of 0, and onnxruntime trusts this declaration"
+        nothing += "; declare the size as unknown"
     differs = proof is not None and (not proof.changed or not comparison.ok)
     return CheckReport(
         comparison.reports(), models.judge, models.runner, runs, rtol, atol, nothing,

@@ -38,6 +38,6 @@ def _content(value: ir.Value, opset: int, known: dict[ir.Value, np.ndarray | Non
     try:
         results = evaluate_node(node, operands, opset)
     except Exception as error:
-        raise OutOfScopeError(f"{node.op_type} of constants: {type(error).__name__}") from None
+        raise OutOfScopeError(f"{node.op_type} '{node.name}' cannot be evaluated ({type(error).__name__})") from None
     known.update(zip((output for output in node.outputs if output.name), results, strict=True))
     return known[value]

@@ -88,9 +88,12 @@ class ElementTypes:
             if dtype is None:
                 continue
             if f"tensor({_name(dtype)})" not in formal.types:
-                raise WrongError(f"{node.op_type} at opset {self._opset} does not accept {_name(dtype)}")
+                raise WrongError(
+                    f"{node.op_type} '{node.name}' has an input of type {_name(dtype)}, which opset {self._opset} does not allow"
+                )
             if variables.setdefault(formal.type_str, dtype) != dtype:
-                raise WrongError(f"{node.op_type} of {_name(variables[formal.type_str])} and {_name(dtype)}")
+                types = f"{_name(variables[formal.type_str])} and {_name(dtype)}"
+                raise WrongError(f"the inputs of {node.op_type} '{node.name}' have different types, {types}")
         outputs = (schema.outputs[min(index, len(schema.outputs) - 1)] for index in range(len(node.outputs)))
         return [_formal_dtype(output, variables) for output in outputs]
 
@@ -100,7 +103,7 @@ class ElementTypes:
             return goal
         back = source == ir.DataType.FLOAT and goal == self._dtype and goal in (_F.FLOAT16, _F.BFLOAT16)
         if (source, goal) not in WIDENINGS and not back:
-            raise WrongError(f"Cast of {_name(source)} to {_name(goal)} '{node.outputs[0].name}' rounds")
+            raise WrongError(f"Cast '{node.name}' rounds from {_name(source)} to {_name(goal)}")
         return goal
 
     def _if(self, node: ir.Node) -> Sequence[DType]:
@@ -111,7 +114,8 @@ class ElementTypes:
             branches.append([self._declared(value) for value in body.outputs])
         pairs = list(zip(*branches, strict=False))
         for then, orelse in pairs:
-            _agree(then, orelse, f"{node.op_type} '{node.name}' of {_name(then)} and {_name(orelse)}")
+            text = f"the branches of If '{node.name}' have outputs of different types"
+            _agree(then, orelse, f"{text}, {_name(then)} and {_name(orelse)}")
         return [then or orelse for then, orelse in pairs]
 
     def _carried(self, node: ir.Node, operands: Sequence[DType], states: int, first: int) -> Sequence[DType]:
@@ -123,7 +127,8 @@ class ElementTypes:
         results = [self._declared(value) for value in body.outputs][first:]
         starts = operands[len(operands) - len(body.inputs) :][2 * first :]
         for before, after in zip(starts, results[:states], strict=False):
-            _agree(before, after, f"{node.op_type} '{node.name}' of {_name(before)} and {_name(after)}")
+            text = f"a state of {node.op_type} '{node.name}' changes its type"
+            _agree(before, after, f"{text} from {_name(before)} to {_name(after)}")
         return results
 
     def _declared(self, value: ir.Value) -> DType:

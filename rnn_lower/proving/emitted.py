@@ -16,7 +16,15 @@ from rnn_lower.ir.schemas import WITH_BODIES
 from rnn_lower.ir.walk import known_tensor
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.interpreter import Graph, Interpreter
-from rnn_lower.proving.operators import Call, OutOfScopeError, UndefinedError, WrongError, bounds_of, cast_type
+from rnn_lower.proving.operators import (
+    Call,
+    OutOfScopeError,
+    UndefinedError,
+    WrongError,
+    bounds_of,
+    cast_type,
+    element_type,
+)
 
 COMPARE = ("Less", "Greater", "Max", "Min", "Add", "Sub")
 """Operators that can make a graph behave differently beyond some length."""
@@ -25,12 +33,12 @@ COMPARE = ("Less", "Greater", "Max", "Min", "Add", "Sub")
 def _binary(call: Call) -> str:
     """A binary operator on two floats or two integers."""
     if len(call.node.inputs) != 2:
-        return f"{call.node.op_type} of {len(call.node.inputs)} values"
+        return f"{call.label} has {len(call.node.inputs)} operands, but only 2 are supported"
     a, b = call[0], call[1]
     if a.dtype != b.dtype:
-        raise WrongError(f"{call.node.op_type} of {a.dtype} and {b.dtype}")
+        raise WrongError(f"the operands of {call.label} have different types, {element_type(a)} and {element_type(b)}")
     quotient = call.node.op_type == "Div" and a.dtype == np.int64  # may first differ at a longer length
-    return f"{call.node.op_type} of {a.dtype}" if a.dtype == np.bool_ or quotient else ""
+    return f"the operands of {call.label} have type {element_type(a)}" if a.dtype == np.bool_ or quotient else ""
 
 
 def _float(call: Call) -> str:
@@ -40,7 +48,7 @@ def _float(call: Call) -> str:
 
 def _clip(call: Call) -> str:
     if None not in bounds_of(call):  # constant bounds with min <= max were matched by `algebraic_patterns`
-        raise WrongError("Clip with computed bounds, or min above max")
+        raise WrongError(f"{call.label} has computed bounds, or min above max")
     return _float(call)
 
 
@@ -48,20 +56,21 @@ def _cast(call: Call) -> str:
     """A Cast; narrow integers are out of scope, because long sequences would wrap around."""
     dtype = cast_type(call.attribute("to"))
     narrow = dtype.is_integer() and dtype.bitwidth < 32 and call[0].dtype == np.int64
-    return f"Cast of integers to {dtype.name}" if narrow else ""
+    return f"{call.label} casts integers to {dtype.name}" if narrow else ""
 
 
 def _conv(call: Call) -> str:
     """A Conv with a kernel of size 1: a product over the channels at each position."""
     unusual = call.node.attributes.keys() - {"kernel_shape", "group"} or call.attribute("group", 1) != 1
     plain = call[0].ndim == call[1].ndim == 4 and call[1].shape[2:] == (1, 1) and len(call.inputs) == 2
-    return "" if plain and not unusual else "a Conv that is not 1 x 1"
+    return "" if plain and not unusual else f"{call.label} is not a 1 x 1 convolution"
 
 
 def _matmul(call: Call) -> str:
     a, b = call[0], call[1]
     same_batch = min(a.ndim, b.ndim) > 1 and (b.ndim == 2 or a.shape[:-2] == b.shape[:-2])
-    return "" if same_batch else f"MatMul of shapes {a.shape} and {b.shape}"
+    what = "only matrices and stacks of the same leading sizes are supported"
+    return "" if same_batch else f"{call.label} has operands of shapes {a.shape} and {b.shape}, but {what}"
 
 
 def _slice(call: Call) -> str:
@@ -77,8 +86,8 @@ def _slice(call: Call) -> str:
     for index, axis in enumerate(range(len(starts or ())) if axes is None else axes):
         size, start, end = call[0].shape[axis], (starts or ())[index], (ends or ())[index]
         if not (-size <= start <= size and -size <= end <= size):
-            return f"a Slice of {size} from {start} to {end}"
-    return "a Slice with steps" if steps is not None else ""
+            return f"{call.label} slices from {start} to {end}, beyond its axis of size {size}"
+    return f"{call.label} has steps" if steps is not None else ""
 
 
 USES: dict[str, Callable[[Call], str]] = {
@@ -139,7 +148,7 @@ class EmittedInterpreter(Interpreter):
         declared = [dim if isinstance(dim, int) else self._sizes.get(str(dim.value)) for dim in value.shape]
         pairs = zip(declared, array.shape, strict=False)
         if len(declared) != array.ndim or (array.size and any(size not in (None, real) for size, real in pairs)):
-            raise WrongError(f"'{value.name}' of shape {list(array.shape)} is declared as {value.shape}")
+            raise WrongError(f"'{value.name}' has shape {list(array.shape)}, but is declared as {value.shape}")
 
     def _compute(self, call: Call) -> Sequence[Array]:
         node = call.node

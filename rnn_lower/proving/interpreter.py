@@ -153,7 +153,7 @@ class Interpreter:
 
     def _limit_size(self, node: ir.Node, operands: Sequence[Array | None]) -> None:
         if size_of_result(Call(self.field, node, operands, self._graph.opset)) > self.most_elements:
-            raise OutOfScopeError(f"{node.op_type} of more than {self.most_elements} elements")
+            raise OutOfScopeError(f"{node.op_type} '{node.name}' computes more than {self.most_elements} elements")
 
     def _operands(self, node: ir.Node) -> list[Array | None]:
         return [None if value is None else self._value(value) for value in node.inputs]
@@ -162,7 +162,9 @@ class Interpreter:
         """The results of one operator."""
         node = call.node
         if node.domain not in DEFAULT_DOMAINS or node.op_type not in ALL_OPERATORS:
-            raise OutOfScopeError(f"operator {node.domain and node.domain + '.'}{node.op_type}")
+            raise OutOfScopeError(
+                f"the proof does not support operator {node.domain and node.domain + '.'}{node.op_type}"
+            )
         result = ALL_OPERATORS[node.op_type](call)
         check_attributes(call)
         return result if isinstance(result, list) else [result]
@@ -195,7 +197,7 @@ class Interpreter:
             raise WrongError(f"a body with {len(body.inputs)} inputs gets {len(arguments)} arguments")
         self._passes += 1
         if self._passes > self.most_passes:
-            raise OutOfScopeError(f"more than {self.most_passes} steps in all bodies together")
+            raise OutOfScopeError(f"all bodies together run more than {self.most_passes} steps")
         check_time(self._deadline)
         for value, argument in zip(body.inputs, arguments, strict=True):
             self._bind(value, argument)
@@ -207,12 +209,13 @@ class Interpreter:
         """The outputs of one branch, or a weighted mean of both if floats decide."""
         condition = self._operands(node)[0]
         if condition is None or condition.dtype == np.int64 or condition.size != 1:
-            raise OutOfScopeError("If with a condition that is not a boolean")
+            raise OutOfScopeError(f"the condition of If '{node.name}' is not a boolean")
         if condition.dtype == np.bool_:
             return self._body(node.attributes["then_branch" if condition.all() else "else_branch"].as_graph(), [])
         then, orelse = (self._body(node.attributes[name].as_graph(), []) for name in ("then_branch", "else_branch"))
         if len(then) != len(orelse) or any(a.shape != b.shape for a, b in zip(then, orelse, strict=False)):
-            raise OutOfScopeError("If with branches of different shapes and a condition that depends on floats")
+            text = f"the condition of If '{node.name}' depends on floats, and its branches"
+            raise OutOfScopeError(f"{text} return different numbers or shapes of outputs")
         pairs = ([self._as_element(a), self._as_element(b)] for a, b in zip(then, orelse, strict=True))
         return [between(self.field, condition.reshape(()), a, b) for a, b in pairs]
 
@@ -227,10 +230,10 @@ class Interpreter:
         body = node.attributes["body"].as_graph()
         steps: list[Sequence[Array]] = []
         if trips.dtype != np.int64 or trips.size != 1 or any(state is None for state in states):
-            raise OutOfScopeError("a Loop with an unknown trip count or without a state")
+            raise OutOfScopeError(f"Loop '{node.name}' has an unknown trip count or an omitted initial state")
         for trip in range(int(trips.reshape(()))):
             if condition.dtype != np.bool_:
-                raise OutOfScopeError("a Loop with a condition that depends on floats")
+                raise OutOfScopeError(f"the condition of Loop '{node.name}' depends on floats")
             if not condition.all():
                 break
             condition, *results = self._body(body, [np.array(trip, np.int64), condition, *states])  # type: ignore[list-item]
@@ -244,18 +247,18 @@ class Interpreter:
         body = node.attributes["body"].as_graph()
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
         if "directions" in attributes or attributes["num_scan_inputs"] < 1 or len(operands) < len(node.inputs):
-            raise OutOfScopeError("a Scan of version 8 or without a sequence")
+            raise OutOfScopeError(f"Scan '{node.name}' is of version 8 or has no sequence")
         count = len(operands) - attributes["num_scan_inputs"]
         states, sequences = operands[:count], operands[count:]
         if {*attributes.get("scan_input_directions", ()), *attributes.get("scan_output_directions", ())} - {0, 1}:
-            raise WrongError("a Scan with a direction other than 0 and 1")
+            raise WrongError(f"Scan '{node.name}' has a direction other than 0 and 1")
         axes, backwards = _axes(attributes, "scan_input", len(sequences))
         sequences = [
             np.moveaxis(sequence, axis, 0)[:: -1 if back else 1]
             for sequence, axis, back in zip(sequences, axes, backwards, strict=True)
         ]
         if len({len(sequence) for sequence in sequences}) != 1:
-            raise WrongError("a Scan over sequences of different lengths")
+            raise WrongError(f"the sequences of Scan '{node.name}' have different lengths")
         steps = []
         for step in zip(*sequences, strict=True):
             results = self._body(body, [*states, *step])

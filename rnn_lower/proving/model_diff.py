@@ -191,7 +191,7 @@ class _Diff:
         there = {tuple(node.output) for node in before}
         after = [node for node in new.node if not _emitted(node) or tuple(node.output) in there]
         if len(before) != len(after):
-            yield f"{path}: there are {len(before)} other nodes before and {len(after)} after"
+            yield f"{path}: there were {len(before)} nodes besides the recurrent ones, and now there are {len(after)}"
         emitted = (body for node in new.node if _emitted(node) for body in protobuf.graphs_of(node))
         for body in (inner for outer in emitted for inner in protobuf.graphs_in(outer)):
             if getattr(body, "sparse_initializer", ()):

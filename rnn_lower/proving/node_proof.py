@@ -18,7 +18,7 @@ from rnn_lower.proving.constant_inputs import content
 from rnn_lower.proving.emitted import EmittedInterpreter
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.interpreter import NoStepsError, check_time
-from rnn_lower.proving.operators import OutOfScopeError, WrongError
+from rnn_lower.proving.operators import OutOfScopeError, WrongError, element_type
 from rnn_lower.proving.program import Program
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof
 from rnn_lower.proving.scalar_functions import arithmetic
@@ -177,7 +177,7 @@ class _Comparison:
         if T is None and most > MOST_LENGTHS:
             raise OutOfScopeError(f"the model compares lengths with {most - 2}")
         if T is not None and T > MOST_STEPS:
-            raise OutOfScopeError(f"a sequence of {T} steps; the limit is {MOST_STEPS}")
+            raise OutOfScopeError(f"the sequence has {T} steps; the limit is {MOST_STEPS}")
         for steps in (*range(most), *(more for more in LONGER if more >= most)) if T is None else (T,):
             if lengths is None:
                 rows = (N,) if N is not None else (5,) if steps in LONGER else (1, 3)
@@ -194,7 +194,7 @@ class _Comparison:
                     self.left_out.add(f"only {len(vectors)} of {count} vectors of sequence_lens are compared")
                 sizes += [(steps, len(vector), vector) for vector in vectors]
         if not sizes:
-            raise OutOfScopeError("sequence_lens above 0 for a sequence without steps")
+            raise OutOfScopeError("sequence_lens is above 0, but the sequence has no steps")
         for index, case in enumerate(sizes):
             yield Case(*case, point=index % self.points)
         remaining_points = (point for point in range(self.points) if point != (len(sizes) - 1) % self.points)
@@ -279,7 +279,7 @@ class _Comparison:
             if actual.shape != wanted.shape and not _both_empty(wanted, actual):
                 return f"'{name}' has shape {list(actual.shape)} instead of {list(wanted.shape)}, {case}"
             if actual.dtype != np.uint64:
-                return f"'{name}' has type {actual.dtype}, {case}"
+                return f"'{name}' has type {element_type(actual)} instead of float, {case}"
             if wanted.size and not np.array_equal(actual, wanted):
                 trace: list[equations.TraceEntry] = []
                 equations.evaluate(arithmetic(interpreter.field), self._node, text, case.vector, trace)
@@ -298,7 +298,7 @@ class _Comparison:
             if not _all_in(entry.values, there):
                 direction = "backward" if entry.reverse else "forward"
                 return f"differs first at step {entry.step} of the {direction} direction, {entry.name}"
-        return "has the correct steps at the wrong positions"
+        return "contains the correct steps, but in the wrong order"
 
 
 def _both_empty(expected: Array, actual: Array) -> bool:

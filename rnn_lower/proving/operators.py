@@ -34,7 +34,7 @@ class UndefinedError(OutOfScopeError):
     """A result is undefined for these inputs, because a node divided an element by zero."""
 
     def __init__(self, node: ir.Node) -> None:
-        super().__init__("a division by zero")
+        super().__init__(f"{node.op_type} '{node.name}' divides by zero")
         self.node = node
 
 
@@ -42,12 +42,17 @@ class DivisionByZeroError(OutOfScopeError):
     """Elements were divided by zero. result: an unusable array with the shape of the quotient."""
 
     def __init__(self, result: Array) -> None:
-        super().__init__("a division by zero")
+        super().__init__("a node divides by zero")
         self.result = result
 
 
 class WrongError(Exception):
     """The graph cannot run, or does something that no lowering does."""
+
+
+def element_type(array: Array) -> str:
+    """The element type in the words of a model: field elements represent floats."""
+    return {"u": "float", "i": "integer"}.get(array.dtype.kind, str(array.dtype))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +69,13 @@ class Call:
     def __getitem__(self, index: int) -> Array:
         operand = self.optional(index)
         if operand is None:
-            raise WrongError(f"{self.node.op_type} lacks input {index}")
+            raise WrongError(f"{self.label} lacks input {index}")
         return operand
+
+    @property
+    def label(self) -> str:
+        """The operator and the name of the node, for messages."""
+        return f"{self.node.op_type} '{self.node.name}'"
 
     def optional(self, index: int) -> Array | None:
         return self.inputs[index] if index < len(self.inputs) else None
@@ -99,13 +109,15 @@ class Call:
     def real(self, index: int) -> Array:
         operand = self[index]
         if operand.dtype != np.uint64:
-            raise WrongError(f"{self.node.op_type} of {operand.dtype}, where floats are required")
+            raise WrongError(f"{self.label} requires floats, but input {index} has type {element_type(operand)}")
         return operand
 
     def integers(self, index: int) -> Array:
         operand = self[index]
         if operand.dtype != np.int64:
-            raise OutOfScopeError(f"{self.node.op_type} of {operand.dtype}")
+            raise OutOfScopeError(
+                f"input {index} of {self.label} has type {element_type(operand)}, but only integers are supported"
+            )
         return operand
 
     def elements(self) -> list[Array]:
@@ -128,7 +140,7 @@ NO_EFFECT = {"broadcast", "consumed_inputs", "momentum", "ratio", "round_mode", 
 def check_attributes(call: Call) -> None:
     """Raise OutOfScopeError if the equation did not read an attribute that may have an effect."""
     if unread := call.node.attributes.keys() - call.read - NO_EFFECT:
-        raise OutOfScopeError(f"{call.node.op_type} with attribute '{min(unread)}'")
+        raise OutOfScopeError(f"attribute '{min(unread)}' of {call.label} is not supported")
 
 
 # -- elementwise -------------------------------------------------------------------------------------------------------
@@ -170,7 +182,8 @@ def _check_broadcast(call: Call) -> None:
         return
     on_request = len(shapes) == 2 and call.attribute("broadcast", 0) and call.attribute("axis") is None
     if not on_request or shapes[0][len(shapes[0]) - len(shapes[1]) :] != shapes[1]:
-        raise WrongError(f"{call.node.op_type} of shapes {' and '.join(map(str, shapes))} at opset {call.opset}")
+        text = f"{call.label} cannot broadcast the shapes {' and '.join(map(str, shapes))}"
+        raise WrongError(f"{text} at opset {call.opset}")
 
 
 def _unary(real: Callable[[Field, Array], Array], whole: Callable[..., Any]) -> Operator:
@@ -197,7 +210,7 @@ def _log(call: Call) -> Array:
 
 def _truncated(a: Array, b: Array) -> Array:
     if not np.all(b):
-        raise WrongError("Div of integers by zero")
+        raise WrongError("a Div divides an integer by zero")
     quotient = np.abs(a) // np.abs(b)
     return np.asarray(np.where((a < 0) == (b < 0), quotient, -quotient), np.int64)
 
@@ -257,11 +270,11 @@ def _cast(call: Call) -> Array:
         if x.dtype == np.uint64:
             return x
         if np.abs(x.astype(np.int64)).max(initial=0) > EXACT.get(dtype, 1 << 24):
-            raise OutOfScopeError(f"Cast of integers to {dtype.name}, which cannot represent them")
+            raise OutOfScopeError(f"{call.label} casts integers to {dtype.name}, which cannot represent them exactly")
         return call.field.integers(x)
     whole = call.field.small(x) if x.dtype == np.uint64 else x.astype(np.int64)
     if whole is None or not (dtype.is_integer() or dtype == ir.DataType.BOOL):
-        raise OutOfScopeError(f"Cast of computed floats to {dtype.name}")
+        raise OutOfScopeError(f"{call.label} casts computed floats to {dtype.name}")
     if not dtype.is_integer():
         return np.asarray(whole != 0)
     return np.asarray(whole.astype(dtype.numpy()).astype(np.int64))  # a narrow type wraps
@@ -269,18 +282,19 @@ def _cast(call: Call) -> Array:
 
 def _cast_like(call: Call) -> Array:
     if call[0].dtype != call[1].dtype:
-        raise OutOfScopeError(f"CastLike of {call[0].dtype} to {call[1].dtype}")
+        raise OutOfScopeError(f"{call.label} casts from type {element_type(call[0])} to type {element_type(call[1])}")
     return call[0]
 
 
 def _where(call: Call) -> Array:
     condition, a, b = call[0], call[1], call[2]
     if a.dtype != b.dtype:
-        raise WrongError(f"Where of {a.dtype} and {b.dtype}")
+        raise WrongError(f"the values of {call.label} have different types, {element_type(a)} and {element_type(b)}")
     if condition.dtype == np.bool_:
         return np.where(condition, a, b)
     if condition.dtype != np.uint64 or a.dtype != np.uint64:
-        raise OutOfScopeError(f"Where with a condition of type {condition.dtype} and values of type {a.dtype}")
+        why = "depends on floats" if condition.dtype == np.uint64 else f"has type {element_type(condition)}"
+        raise OutOfScopeError(f"the condition of {call.label} {why}, and its values have type {element_type(a)}")
     return between(call.field, condition, a, b)
 
 
@@ -311,12 +325,13 @@ def _clip(call: Call) -> Array:
 # -- products ----------------------------------------------------------------------------------------------------------
 
 
-def _matmul(field: Field, a: Array, b: Array) -> Array:
+def _matmul(call: Call) -> Array:
     """A MatMul of any ranks."""
+    field, a, b = call.field, call.real(0), call.real(1)
     rows, columns = a.ndim == 1, b.ndim == 1
     a, b = a[None] if rows else a, b[:, None] if columns else b
     if a.shape[-1] != b.shape[-2]:
-        raise WrongError(f"MatMul of shapes {a.shape} and {b.shape}")
+        raise WrongError(f"{call.label} has operands of incompatible shapes {a.shape} and {b.shape}")
     if b.ndim == 2:
         product = field.matmul(a, b)
     else:
@@ -331,7 +346,7 @@ def _matmul(field: Field, a: Array, b: Array) -> Array:
 def _gemm(call: Call) -> Array:
     a, b = (x.T if call.attribute(flag, 0) else x for x, flag in ((call.real(0), "transA"), (call.real(1), "transB")))
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
-        raise WrongError(f"Gemm of shapes {a.shape} and {b.shape}")
+        raise WrongError(f"{call.label} has operands of incompatible shapes {a.shape} and {b.shape}")
     field = call.field
     alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
     product = field.multiply(alpha, field.matmul(a, b))
@@ -344,7 +359,7 @@ def _einsum(call: Call) -> Array:
     inputs, arrow, result = equation.partition("->")
     terms, labels = inputs.split(","), sorted(set(inputs) - {","})
     if "." in equation or any(len(set(term)) < len(term) for term in terms):
-        raise OutOfScopeError("Einsum with an ellipsis or a diagonal")
+        raise OutOfScopeError(f"the equation of {call.label} has an ellipsis or a diagonal")
     if not arrow:
         result = "".join(label for label in labels if inputs.count(label) == 1)
     labels = [*result, *(label for label in labels if label not in result)]
@@ -363,7 +378,7 @@ def _slice(call: Call) -> Array:
     x, starts, ends = call[0], call.parameter("starts", 1), call.parameter("ends", 2)
     axes, steps = call.parameter("axes", 3), call.parameter("steps", 4)
     if starts is None or ends is None:
-        raise WrongError("Slice without starts or ends")
+        raise WrongError(f"{call.label} lacks starts or ends")
     for index, axis in enumerate(range(len(starts)) if axes is None else axes):
         step, end, size = 1 if steps is None else steps[index], ends[index], x.shape[axis]
         start, stop = starts[index], None if step < 0 and end < -size else end
@@ -378,20 +393,21 @@ def _split(call: Call) -> list[Array]:
     if sizes is None:
         count = len(call.node.outputs)
         if x.shape[axis] % count and not is_uneven:
-            raise WrongError(f"Split of {x.shape[axis]} into {count} equal parts")
+            raise WrongError(f"{call.label} cannot split an axis of size {x.shape[axis]} into {count} equal parts")
         each = -(-x.shape[axis] // count)
         sizes = [each] * (count - 1) + [x.shape[axis] - each * (count - 1)]
     if sum(sizes) != x.shape[axis] or min(sizes) < 0 or len(sizes) != len(call.node.outputs):
-        raise WrongError(f"Split of {x.shape[axis]} into {sizes} with {len(call.node.outputs)} outputs")
+        text = f"{call.label} cannot split an axis of size {x.shape[axis]} into sizes {sizes}"
+        raise WrongError(f"{text} for {len(call.node.outputs)} output(s)")
     return np.split(x, np.cumsum(sizes)[:-1], axis)
 
 
 def _reshape(call: Call) -> Array:
     x, shape = call[0], call.parameter("shape", 1)
     if shape is None:
-        raise WrongError("Reshape without a shape")
+        raise WrongError(f"{call.label} lacks a shape")
     if any(size < -1 for size in shape):  # numpy treats these as -1
-        raise WrongError(f"Reshape to {[int(size) for size in shape]}")
+        raise WrongError(f"{call.label} has the invalid shape {[int(size) for size in shape]}")
     keeps = not call.attribute("allowzero", 0)
     return x.reshape([x.shape[k] if size == 0 and keeps else size for k, size in enumerate(shape)])
 
@@ -409,14 +425,14 @@ def _squeeze(call: Call) -> Array:
 def _unsqueeze(call: Call) -> Array:
     axes = call.parameter("axes", 1)
     if axes is None:
-        raise WrongError("Unsqueeze without axes")
+        raise WrongError(f"{call.label} lacks axes")
     return np.expand_dims(call[0], tuple(axes))
 
 
 def _concat(call: Call) -> Array:
     parts = [call[index] for index in range(len(call.inputs))]
     if len({part.dtype for part in parts}) > 1:
-        raise WrongError("Concat of different types")
+        raise WrongError(f"the inputs of {call.label} have different types")
     return np.concatenate(parts, call.attribute("axis", 1))
 
 
@@ -441,7 +457,7 @@ def _range(call: Call) -> Array:
     whole = [call.field.small(part) if real else part for part in parts]
     known = [int(part) for part in whole if part is not None and part.size == 1]
     if len(known) < len(parts) or len({part.dtype for part in parts}) > 1:
-        raise OutOfScopeError("Range of computed floats")
+        raise OutOfScopeError(f"the bounds of {call.label} are not known integers of one type")
     numbers = np.arange(*known)
     return call.field.integers(numbers) if real else numbers
 
@@ -450,7 +466,7 @@ def _pad(call: Call) -> Array:
     x, mode, pads = call[0], call.attribute("mode", "constant"), call.parameter("pads", 1) or call.attribute("paddings")
     axes = range(x.ndim) if (last := call.optional(3)) is None else [int(axis) % x.ndim for axis in last.ravel()]
     if pads is None or len(pads) != 2 * len(axes):
-        raise WrongError("Pad without pads for each axis")
+        raise WrongError(f"{call.label} does not have two pads for each axis")
     fill = call.optional(2)
     if fill is None:
         fill = call.number("value", 0.0) if x.dtype == np.uint64 else np.zeros((), x.dtype)
@@ -468,7 +484,9 @@ def _gather(call: Call) -> Array:
     if indices.dtype == np.int64:
         return np.asarray(np.take(table, indices, axis))
     if table.dtype != np.uint64 or axis % table.ndim:
-        raise OutOfScopeError(f"Gather of {table.dtype} at indices that are computed from floats")
+        raise OutOfScopeError(
+            f"the indices of {call.label} are computed from floats, but its table is not, or its axis is not 0"
+        )
     name = f"row of {hashlib.blake2b(np.ascontiguousarray(table).tobytes()).hexdigest()} at"
     columns = [call.field.function(f"{name} {column}", indices) for column in range(table[:1].size)]
     return np.stack(columns, -1).reshape(*indices.shape, *table.shape[1:])
@@ -476,32 +494,32 @@ def _gather(call: Call) -> Array:
 
 def _non_zero(call: Call) -> Array:
     if call[0].dtype == np.uint64:
-        raise OutOfScopeError("NonZero of computed floats")
+        raise OutOfScopeError(f"{call.label} reads computed floats")
     return np.array(np.nonzero(call[0]), np.int64)
 
 
 def _dropout(call: Call) -> Array:
     training, always = call.optional(2), call.opset < 7 and not call.attribute("is_test", 0)
     if always or (training is not None and (training.dtype != np.bool_ or training.any())):
-        raise OutOfScopeError("Dropout in training mode, whose output is random")
+        raise OutOfScopeError(f"{call.label} is in training mode, so its output is random")
     if any(value.uses() or value.is_graph_output() for value in call.node.outputs[1:]):
-        raise OutOfScopeError("the mask of a Dropout")
+        raise OutOfScopeError(f"the model uses the mask of {call.label}")
     return call[0]
 
 
 def _moved(call: Call) -> list[Array]:
     """Results of operators that only move elements, by onnx's evaluator."""
     if len(call.inputs) > 1 and call[1].dtype == np.uint64:
-        raise OutOfScopeError(f"{call.node.op_type} with sizes or indices that are computed from floats")
+        raise OutOfScopeError(f"the sizes or indices of {call.label} are computed from floats")
     if call.attribute("reduction", "none") != "none":
-        raise OutOfScopeError(f"{call.node.op_type} with a reduction")
+        raise OutOfScopeError(f"{call.label} has a reduction, which is not supported")
     try:
         call.all_attributes()  # marks them as read; the evaluator uses them
         return evaluate_node(call.node, call.inputs, call.opset)
     except (IndexError, ValueError):
         raise WrongError(f"{call.node.op_type} '{call.node.name}' reads beyond its input") from None
     except Exception as error:  # the evaluator raises whatever it stumbles over
-        raise OutOfScopeError(f"{call.node.op_type} '{call.node.name}': {type(error).__name__}") from None
+        raise OutOfScopeError(f"{call.label} cannot be evaluated ({type(error).__name__})") from None
 
 
 def known(field: Field, numbers: Any) -> Array:
@@ -510,7 +528,7 @@ def known(field: Field, numbers: Any) -> Array:
     if array.dtype == np.bool_:
         return array
     if array.dtype.kind not in "fViu":  # kind V: narrow types that numpy does not know
-        raise WrongError(f"a constant of {array.dtype}")
+        raise WrongError(f"a constant has the unsupported element type {array.dtype}")
     return array.astype(np.int64) if array.dtype.kind in "iu" else field.embed(array)
 
 
@@ -538,7 +556,7 @@ OPERATORS: dict[str, Operator] = {
     "HardSigmoid": _activation("hardsigmoid", 0.2, 0.5), "Identity": lambda call: call[0],
     "IsNaN": _function("is nan"), "LeakyRelu": _activation("leakyrelu", 0.01), "Less": _elementwise(_less, np.less),
     "LessOrEqual": _elementwise(_at_most, np.less_equal), "Log": _log,
-    "MatMul": lambda call: _matmul(call.field, call.real(0), call.real(1)),
+    "MatMul": _matmul,
     "Max": _elementwise(scalar_functions.maximum, np.maximum), "Mean": _mean,
     "Min": _elementwise(scalar_functions.minimum, np.minimum), "Mod": _mod,
     "Mul": _elementwise(Field.multiply, np.multiply), "Neg": _unary(Field.negative, np.negative),

@@ -72,7 +72,9 @@ class Program(Graph):
     def _check(self, node: ir.Node, visible: frozenset[str]) -> None:
         """Check a node against its schema at this opset, and the names in its bodies against the enclosing scopes."""
         if node.domain != "" or node.op_type not in EMITTED:
-            raise OutOfScopeError(f"operator {node.domain and node.domain + '.'}{node.op_type}")
+            raise OutOfScopeError(
+                f"the proof does not support operator {node.domain and node.domain + '.'}{node.op_type}"
+            )
         schema = schema_of(node.op_type, self.opset)
         if schema is None:
             raise WrongError(f"opset {self.opset} has no {node.op_type}")
@@ -82,11 +84,11 @@ class Program(Graph):
         )
         wrong = malformed(node, self.opset)
         if unknown := unknown_attributes(node, self.opset):
-            wrong = f"attribute '{min(unknown)}'"
+            wrong = f"opset {self.opset} does not allow attribute '{min(unknown)}'"
         elif not all(least <= len(values) <= most for least, values, most in counts):
-            wrong = f"{len(node.inputs)} inputs and {len(node.outputs)} outputs"
+            wrong = f"opset {self.opset} does not allow {len(node.inputs)} inputs and {len(node.outputs)} outputs"
         if wrong:
-            raise WrongError(f"{node.op_type} at opset {self.opset} does not accept {wrong}")
+            raise WrongError(f"{node.op_type} '{node.name}': {wrong}")
         if node.op_type in COMPARE:
             for array in map(constant, node.inputs):
                 if array is not None and array.dtype.kind in "iu":

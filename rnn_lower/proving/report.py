@@ -26,7 +26,7 @@ class OutputReport:
     @property
     def difference(self) -> str:
         """The largest difference, with the magnitude of the expected values."""
-        return f"{self.max_abs_error:.2g} of outputs up to {self.max_abs_value:.2g}"
+        return f"{self.max_abs_error:.2g} (largest output {self.max_abs_value:.2g})"
 
     def describe(self) -> str:
         """Return one line about this output."""
@@ -89,9 +89,9 @@ class CheckReport:
         ran = f"the original ran on {self.judge}, the lowered model on {self.runner}, {self.runs} run(s)"
         lines = [ran] if verbose else []
         lines += [output.describe() for output in self.outputs if verbose or not output.ok]
-        lines += [f"changed beyond the recurrent nodes: {change}" for change in self.changed]
+        lines += [f"unexpected change: {change}" for change in self.changed]
         lines += [f"not reached: {node}" for node in self.unreached]
-        lines += [f"not proved, but run: {node}" for node in self.runs_of_unproved] if verbose else []
+        lines += [f"not proved, but exercised: {node}" for node in self.runs_of_unproved] if verbose else []
         return [*lines, *self.located, *_counterexample(self.counterexample)]
 
     @property
@@ -108,7 +108,7 @@ class CheckReport:
         nodes = len(self.proved) + len(self.runs_of_unproved)
         counts = f"{len(self.proved)} of {nodes} replaced node(s) proved, {self.runs} run(s)"
         if self.chunks:
-            counts = f"{self.runs} run(s) in {self.chunks} chunks with {self.borders} borders"
+            counts = f"{self.runs} run(s) in {self.chunks} chunks with {self.borders} chunk boundaries"
         worst = max(self.outputs, key=lambda output: output.max_abs_error, default=None)
         difference = "" if worst is None else f"largest difference {worst.difference}; "
         return f"{'same' if self.ok else failed}: {difference}{counts}"
@@ -206,7 +206,7 @@ class Proof:
         """The lines before the verdict: each node that is not proved; if verbose, every node."""
         lines = [node.describe() for node in self.nodes if verbose or not node.ok or node.reason]
         shown = self.changed if verbose else self.changed[:MOST_CHANGES]
-        lines += [f"changed beyond the recurrent nodes: {change}" for change in shown]
+        lines += [f"unexpected change: {change}" for change in shown]
         if len(shown) < len(self.changed):
             lines.append(f"and {len(self.changed) - len(shown)} more changes; pass -v to list them")
         return [*lines, *_counterexample(self.counterexample)]

@@ -94,7 +94,8 @@ def prove_whole(
     rows = _rows(*models)
     share = bound / max(1, len(rows))
     proofs = tuple(NodeProof(name, op, "", verdict, share, evaluations, reason) for name, op in rows)
-    unproved = (f"the whole model is {verdict}: {reason}",) if not rows and verdict != PROVED else ()
+    what = "the two models are" if verdict == DIFFERENT else "the comparison is"
+    unproved = (f"{what} {verdict}: {reason}",) if not rows and verdict != PROVED else ()
     return Proof(proofs, unproved, whole=True)
 
 
@@ -166,15 +167,15 @@ class _Comparison:
             if reason := self._differ(trial):
                 return reason
         if not self.count:
-            raise OutOfScopeError("found no sizes with which both models run")
+            raise OutOfScopeError("the prover found no sizes with which both models run")
         if any(sizes not in self.ran for sizes in self.undefined):
-            raise OutOfScopeError("a division by zero")
+            raise OutOfScopeError("a node divides by zero at some sizes")
         if never := self.unsized - self.sized:
             raise OutOfScopeError(f"output '{min(never)}' is empty and has different shapes in the two models")
         if self.kept:
             raise OutOfScopeError(f"both models run only with the default value of input '{min(self.kept)}'")
         if left := self._one_sided():
-            raise OutOfScopeError(f"only one outcome of {left[0].op_type} '{left[0].name}' was seen")
+            raise OutOfScopeError(f"{left[0].op_type} '{left[0].name}' had the same outcome in all trials")
         return ""
 
     def _seen(self) -> int:
@@ -249,7 +250,7 @@ class _Comparison:
             self.ran.append(trial.sizes)
         self.kept -= overridden.keys()
         if symbols[0] != symbols[1]:
-            raise OutOfScopeError(f"only one of the models has {min(symbols[0] ^ symbols[1])}")
+            raise OutOfScopeError(f"only one of the models uses the constant {min(symbols[0] ^ symbols[1])}")
         for value, a, b in zip(self.models[0].graph.outputs, *results, strict=True):
             # Without trips, a Loop does not know the sizes of its steps.
             empty = a.size == b.size == 0 and a.ndim == b.ndim

@@ -150,7 +150,7 @@ class WholeEvaluator(ModelInterpreter):
     def _results(self, node: ir.Node) -> Sequence[Array]:
         own = node.domain in DEFAULT_DOMAINS
         if own and node.op_type in RANDOM:
-            raise OutOfScopeError(f"{node.op_type}, whose output is random")
+            raise OutOfScopeError(f"the output of {node.op_type} '{node.name}' is random")
         if own and node.op_type == "Dropout":  # random in training only, and no case for onnx's evaluator
             return super()._results(node)
         operands = self._operands(node)
@@ -296,7 +296,7 @@ class WholeEvaluator(ModelInterpreter):
             with np.errstate(all="ignore"):
                 results = evaluate_node(node, numbers, self._graph.opset)
         except Exception as error:
-            raise NotRunError(f"{node.op_type} '{node.name}': {type(error).__name__}") from None
+            raise NotRunError(f"{node.op_type} '{node.name}' cannot be evaluated ({type(error).__name__})") from None
         return [self._known(array) for array in results]
 
     def _unknown(self, node: ir.Node, operands: Sequence[Array | None]) -> list[Array]:
@@ -325,10 +325,11 @@ class WholeEvaluator(ModelInterpreter):
         try:
             inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
         except Exception as error:
-            raise OutOfScopeError(f"{node.op_type} '{node.name}': {type(error).__name__}") from None
+            text = f"shape inference fails for {node.op_type} '{node.name}'"
+            raise OutOfScopeError(f"{text} ({type(error).__name__})") from None
         shapes = [sizes_of(info) for info in inferred.graph.output]
         if any(shape is None or None in shape for shape in shapes):
-            raise OutOfScopeError(f"{node.op_type} '{node.name}', whose shape is unknown")
+            raise OutOfScopeError(f"the output shape of {node.op_type} '{node.name}' is unknown")
         return [tuple(size for size in shape or () if size is not None) for shape in shapes]
 
 

@@ -130,7 +130,9 @@ def draw_inputs(
     low, high = (-1, most) if lengths else (0, 1 if most == 1 else INTEGERS)
     for value in required_inputs(model):
         if value.shape is None or value.dtype is None:
-            raise OutOfScopeError(f"input '{value.name}' declares no shape")
+            raise OutOfScopeError(
+                f"input '{value.name}' declares no {'shape' if value.shape is None else 'element type'}"
+            )
         shape = _sized(value, sizes)
         if value.dtype.is_floating_point():
             feeds[str(value.name)] = field.random(shape)
@@ -139,5 +141,5 @@ def draw_inputs(
         elif value.dtype.is_integer():
             feeds[str(value.name)] = rng.integers(low, high, shape).astype(np.int64)
         else:
-            raise OutOfScopeError(f"input '{value.name}' has element type {value.dtype.name}")
+            raise OutOfScopeError(f"input '{value.name}' has the unsupported element type {value.dtype.name}")
     return feeds

@@ -87,7 +87,7 @@ class ModelInterpreter(Interpreter):
             )  # fmt: skip
         lengths = arrays.pop("sequence_lens", None)
         if lengths is not None and lengths.dtype.kind != "i":
-            raise OutOfScopeError("sequence_lens that are computed from floats")
+            raise OutOfScopeError(f"sequence_lens of {node.op_type} '{node.name}' are computed from floats")
         held, keys = self.held or {}, {state: f"{id(node)} {state}" for state in ("h", "c")}
         arrays |= {f"initial_{state}": held[key] for state, key in keys.items() if key in held}
         results = equations.evaluate(over, read, arrays, lengths)

@@ -66,10 +66,10 @@ class StreamProof:
     def verdict(self) -> str:
         """The final line."""
         if not self.ok:
-            return f"NOT PROVED: {self.result}: {self.reason or 'no border between chunks was compared'}"
+            return f"NOT PROVED: {self.result}: {self.reason or 'no chunk boundary was compared'}"
         return (
             f"proved: {len(self.outputs)} output(s) and {len(self.states)} state(s) in {self.chunks} chunks with"
-            f" {self.borders} borders, with a probability of error below {FAILURE**self.points:.1g}"
+            f" {self.borders} chunk boundaries, with a probability of error below {FAILURE**self.points:.1g}"
         )
 
     def __bool__(self) -> bool:
@@ -104,7 +104,7 @@ def prove_streaming(
                 compare = _difference if plan.inputs else _difference_of_calls
                 difference = difference or compare(chunked, point, field, models)
         except (OutOfScopeError, NoStepsError, MemoryError) as error:
-            return verdict(OUT_OF_SCOPE, str(error) or "a Scan without steps")
+            return verdict(OUT_OF_SCOPE, str(error) or "a Scan has no steps")
         if difference is None:
             return verdict(PROVED, "")
         reason = reason or difference

@@ -53,11 +53,11 @@ def quantized() -> onnx.ModelProto:
 
 def test_what_is_unknown_is_named(tmp_path, capsys):
     proof = rnn_lower.prove_streaming(quantized(), rnn_lower.stream(quantized(), axis="T"))
-    assert (proof.ok, proof.reason) == (False, "operator QuantizeLinear")
+    assert (proof.ok, proof.reason) == (False, "the proof does not support operator QuantizeLinear")
     onnx.save(quantized(), tmp_path / "in.onnx")
     code = cli.main(["stream", str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--time", "T", "--prove"])
     assert code == 1
-    assert "NOT PROVED: out of scope: operator QuantizeLinear" in capsys.readouterr().out
+    assert "NOT PROVED: out of scope: the proof does not support operator QuantizeLinear" in capsys.readouterr().out
     assert not (tmp_path / "out.onnx").exists()
 
 
@@ -68,7 +68,7 @@ def test_chunks_and_borders_are_told(tmp_path, capsys):
     told = capsys.readouterr().out
     assert "3 run(s) in " in told
     assert "proved: 1 output(s) and 2 state(s) in " in told
-    assert told.count(" borders") == 2
+    assert told.count(" chunk boundaries") == 2
 
 
 def test_another_model_is_not_proved():
