@@ -51,7 +51,8 @@ class Options:
     )
     dims: Dims | None = _option(
         None,
-        "fix a symbolic size of the inputs, or the size of INPUT[AXIS], before lowering; accepts several",
+        "fix a symbolic size of the inputs, or the size of INPUT[AXIS], before lowering; may list several NAME=SIZE"
+        " pairs",
     )
     fold: bool = _option(
         False,
@@ -61,7 +62,10 @@ class Options:
     keep_native: bool = _option(
         False, "keep nodes that the target was measured to run correctly, and at least as fast as lowered nodes"
     )
-    as_function: bool = _option(False, "replace each lowered node with a function call; equal nodes share a function")
+    as_function: bool = _option(
+        False,
+        "replace each lowered node with a function call; nodes with the same sizes and attributes share a function",
+    )
     fuse_directions: bool = _option(
         False, "compute both directions of a small node in one loop; a NaN in one direction then also affects the other"
     )

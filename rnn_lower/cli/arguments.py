@@ -56,7 +56,10 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
         slip = re.match(r"unrecognized arguments: (--[\w-]+)", message)
         near = difflib.get_close_matches(slip[1], self._flags(), 1) if slip else []
-        self.exit(BAD, f"{self.prog}: error: {message}{f'; did you mean {near[0]}?' if near else ''}\n")
+        hint = f"; did you mean {near[0]}?" if near else ""
+        if re.fullmatch(r"unrecognized arguments: [^-]\S*\.onnx", message):
+            hint = "; name the output directly after the input, before any option, or use -o OUT.onnx"
+        self.exit(BAD, f"{self.prog}: error: {message}{hint}\n")
 
     def _flags(self) -> set[str]:
         """The flags of all commands: the main parser reports arguments that a command does not know."""
@@ -212,7 +215,7 @@ def _kit_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="GLOB",
-        help="write only the features whose name matches this pattern",
+        help="write only test models of features whose names match this pattern",
     )
     parser.add_argument(
         "--limit",
@@ -253,7 +256,7 @@ def _fixed_sizes(parser: argparse.ArgumentParser) -> None:
         dest="shapes",
         action="append",
         metavar="INPUT:SIZE,SIZE...",
-        help="fix all sizes of an input; accepts several inputs",
+        help="fix all sizes of an input; may list several INPUT:SIZE,SIZE... entries",
     )
 
 
@@ -327,8 +330,9 @@ def _unstream_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _check_and_prove(
         parser,
-        check="before writing, compare runs on random sequences with runs of the original in chunks",
-        prove="write the model only if it is proved equal to the original in chunks",
+        check="before writing, run the new model on random sequences and compare with chunk-by-chunk runs of the"
+        " original",
+        prove="write the model only if it is proved equal to chunk-by-chunk runs of the original",
     )
     _runs_and_tolerance(parser)
 

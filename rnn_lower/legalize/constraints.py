@@ -85,7 +85,7 @@ def _ranks(limit: Sequence[int], use: NodeView) -> str | None:
     ranks = [None if info.shape is None else len(info.shape) for info in use.data]
     return next(
         (
-            f"a rank is {'unknown' if rank is None else rank}"
+            f"an input or output has {'an unknown rank' if rank is None else f'rank {rank}'}"
             for rank in ranks
             if rank is None or not low <= rank <= high
         ),
@@ -114,7 +114,7 @@ def _axes(limit: Sequence[int], use: NodeView) -> str | None:
         positions = [position for position in positions if position not in whole]
     return next(
         (
-            f"an axis is {position} of {rank}"
+            f"it uses axis {position} of a rank-{rank} tensor"
             for position in positions
             if position not in limit and position - rank not in limit
         ),
@@ -123,13 +123,16 @@ def _axes(limit: Sequence[int], use: NodeView) -> str | None:
 
 
 def _steps(limit: Sequence[int], use: NodeView) -> str | None:
-    return next((f"a step is {step}" for step in use.parameter("steps") or (1,) if step not in limit), None)
+    return next((f"it has step {step}" for step in use.parameter("steps") or (1,) if step not in limit), None)
 
 
 def _elements(limit: int, use: NodeView) -> str | None:
     counts = [None if operand.sizes is None else math.prod(operand.sizes) for operand in use.parameters]
     counts += [len(held) for name, held in use.attributes if name in PARAMETERS and isinstance(held, tuple)]
-    return next((f"a parameter has {count}" for count in counts if count != limit), None)
+    return next(
+        ("the size of one is unknown" if count is None else f"one has {count}" for count in counts if count != limit),
+        None,
+    )
 
 
 def _values(limit: Mapping[str, Sequence[float]], use: NodeView) -> str | None:
@@ -151,7 +154,7 @@ def _attributes(limit: Mapping[str, Sequence[Any]], use: NodeView) -> str | None
 
 def _types(limit: Sequence[str], use: NodeView) -> str | None:
     kinds = [info.dtype for info in use.data if info.dtype is not None]
-    return next((f"an element type is {kind.name}" for kind in kinds if kind.name not in limit), None)
+    return next((f"an input or output has {kind.name}" for kind in kinds if kind.name not in limit), None)
 
 
 def _broadcast(limit: bool, use: NodeView) -> str | None:
@@ -170,24 +173,40 @@ def _states(limit: str, use: NodeView) -> str | None:
     return "one is constant" if limit == "computed" and use.constant_state else None
 
 
-CHECKS: Mapping[str, tuple[str, Check]] = {
-    "inputs": ("{0[0]} to {0[1]} inputs", lambda limit, use: _within(limit, len(use.operands))),
-    "outputs": ("{0[0]} to {0[1]} outputs", lambda limit, use: _within(limit, len(use.outputs))),
-    "constant": ("constants as inputs {0}", _constant),
+def _range(limit: Sequence[int]) -> str:
+    return str(limit[0]) if limit[0] == limit[1] else f"{limit[0]} to {limit[1]}"
+
+
+def _listed(limit: Sequence[Any], one: str, many: str) -> str:
+    return f"{one if len(limit) == 1 else many} {', '.join(map(str, limit))}"
+
+
+def _bounds(limit: Mapping[str, Sequence[float]]) -> str:
+    return " and ".join(f"{name} from {low:g} to {high:g}" for name, (low, high) in limit.items())
+
+
+def _allowed(limit: Mapping[str, Sequence[Any]]) -> str:
+    return " and ".join(f"{name} {' or '.join(map(str, values))}" for name, values in limit.items())
+
+
+CHECKS: Mapping[str, tuple[Callable[[Any], str], Check]] = {
+    "inputs": (lambda limit: f"with {_range(limit)} input(s)", lambda limit, use: _within(limit, len(use.operands))),
+    "outputs": (lambda limit: f"with {_range(limit)} output(s)", lambda limit, use: _within(limit, len(use.outputs))),
+    "constant": (lambda limit: f"with constants for {_listed(limit, 'input', 'inputs')}", _constant),
     "variable": (
-        "at most {0} inputs that are not constant",
+        lambda limit: f"with at most {limit} computed input(s)",
         lambda limit, use: _within((0, limit), sum(not operand.constant for operand in use.operands)),
     ),
-    "ranks": ("ranks {0[0]} to {0[1]}", _ranks),
-    "axes": ("axes {0}", _axes),
-    "steps": ("steps {0}", _steps),
-    "elements": ("{0} numbers in each parameter", _elements),
-    "values": ("values {0}", _values),
-    "attributes": ("attributes {0}", _attributes),
-    "types": ("element types {0}", _types),
-    "broadcast": ("operands of the same shape", _broadcast),
-    "forward": ("forward scans", _forward),
-    "states": ("computed states", _states),
+    "ranks": (lambda limit: f"with rank {_range(limit)}", _ranks),
+    "axes": (lambda limit: f"with {_listed(limit, 'axis', 'axes')}", _axes),
+    "steps": (lambda limit: f"with {_listed(limit, 'step', 'steps')}", _steps),
+    "elements": (lambda limit: f"with parameters of {limit} element(s)", _elements),
+    "values": (lambda limit: f"with {_bounds(limit)}", _values),
+    "attributes": (lambda limit: f"with {_allowed(limit)}", _attributes),
+    "types": (lambda limit: f"with {_listed(limit, 'element type', 'element types')}", _types),
+    "broadcast": (lambda _: "with operands of the same shape", _broadcast),
+    "forward": (lambda _: "in the forward direction", _forward),
+    "states": (lambda _: "with non-constant initial states", _states),
 }
 """By the key of a limit: its wording and its check."""
 
@@ -233,14 +252,15 @@ class OpConstraints:
             return self._message("opsets", f"it supports opsets {first} to {last}, but the opset is {use.opset}")
         for info in (*use.operands, *use.outputs):
             if self.rank is not None and info.shape is not None and len(info.shape) > self.rank:
-                return self._message("rank", f"it supports ranks up to {self.rank}, but a rank is {len(info.shape)}")
+                high = f"an input or output has rank {len(info.shape)}"
+                return self._message("rank", f"it supports ranks up to {self.rank}, but {high}")
             if self.static and info.sizes is None:
                 return self._message("static", "it supports only known sizes, but a size is unknown")
         for name, text in self.limits.get(op_type, {}).items():
             words, check = CHECKS[name]
             instead = check(text, use)
             if instead is not None:
-                return self._message(op_type, f"it supports {op_type} only with {words.format(text)}, but {instead}")
+                return self._message(op_type, f"it supports {op_type} only {words(text)}, but {instead}")
         return None
 
     def _message(self, what: str, rule: str) -> str:

@@ -95,7 +95,7 @@ def _asymmetric(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes 
         return attributes
     scales = _scales(node)
     if scales is None or np.min(scales, initial=1) < 1:
-        return "before opset 11, the choice between two equally near neighbors is undefined when it shrinks its input"
+        return "before opset 11, Resize leaves undefined which of two equally near neighbors it picks when downsampling"
     return attributes | {"nearest_mode": ir.AttrString("nearest_mode", "floor")}
 
 

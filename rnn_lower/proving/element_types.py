@@ -88,9 +88,8 @@ class ElementTypes:
             if dtype is None:
                 continue
             if f"tensor({_name(dtype)})" not in formal.types:
-                raise WrongError(
-                    f"{node.op_type} '{node.name}' has an input of type {_name(dtype)}, which opset {self._opset} does not allow"
-                )
+                text = f"{node.op_type} '{node.name}' has an input of type {_name(dtype)}"
+                raise WrongError(f"{text}, which opset {self._opset} does not allow")
             if variables.setdefault(formal.type_str, dtype) != dtype:
                 types = f"{_name(variables[formal.type_str])} and {_name(dtype)}"
                 raise WrongError(f"the inputs of {node.op_type} '{node.name}' have different types, {types}")

@@ -65,7 +65,7 @@ def outside(document: Document) -> str | None:
             if candidate in free:
                 return None
             raise RnnLowerError(
-                f"the state is already an input, but other values are carried along {candidate}; stream along"
+                f"the recurrent state is already an input, but other nodes need state along {candidate}; stream along"
                 f" this axis (--time {candidate})"
             )
         candidates += [candidate] if theirs <= over else []
@@ -73,8 +73,8 @@ def outside(document: Document) -> str | None:
         return candidates[0]
     if refused is not None:
         raise UnsupportedError(
-            f"{refused}; the state is already an input, and unless other values have to be carried, you can"
-            " lower the model instead (rnn-lower lower)"
+            f"{refused}; the recurrent state is already an input, so if no other node needs state, lower the model"
+            " instead (rnn-lower lower)"
         )
     return CALLS
 

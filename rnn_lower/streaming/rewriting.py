@@ -156,7 +156,10 @@ def _call_by_call(document: Document, requested: StreamOptions) -> StreamedModel
     editor = GraphEditor(work, analysis.infos, _symbols(document.model, {}), requested.reset)
     for node in read_nodes(work.model, work.shape_info):
         if node.direction != "forward" or "sequence_lens" in node.inputs:
-            raise UnsupportedError(f"{node.describe()}: it has no state with which the next run could continue")
+            why = "it has sequence_lens, which streaming in single steps does not support"
+            if node.direction != "forward":
+                why = f"its direction is {node.direction}, so its state cannot be carried to the next run"
+            raise UnsupportedError(f"{node.describe()}: {why}")
         shape = work.shape_info.shape(node.inputs["X"])
         batch = None if shape is None else shape[0 if node.layout else 1]
         initial = [node.inputs.get(f"initial_{letter}") for letter in node.operator.states]

@@ -313,9 +313,15 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
             return [AxisInfo(tuple(sizes))]
         if ctx.opset >= 9 and x.outer == ONE:
             return [_first(ctx, x, sizes)]
+    if step < 0:
+        raise ctx.refuse("it reads the stream backward")
     if start != 0 or end < WHOLE or step != 1:
         until = "the end" if end >= WHOLE else end
-        raise ctx.refuse(f"it selects frames {start} to {until} of the stream with step {step}")
+        raise ctx.refuse(
+            f"it selects frames {start} to {until} of the stream{f' in steps of {step}' if step > 1 else ''}; only the"
+            " first frame ([:1]), the last frame ([-1:]), frames at regular steps ([::k]), and all frames without the"
+            " first or last ones can be selected"
+        )
     sizes[time] = x.sizes[time]
     return [x.moved(time, sizes)]
 
@@ -392,14 +398,15 @@ def _trimmed(
     end, trail = max(0, behind - x.trail), max(0, x.trail - behind)
     lead = x.lead - start - end
     if (x.lead or x.trail) and not x.is_unmerged:
-        raise ctx.refuse("it cuts frames off axes that are merged with the stream")
+        raise ctx.refuse("it slices an axis that combines frames with other dimensions")
     if lead >= 0:
         if end != behind:
             _keep_ranges(ctx, {**cut, time: (start, -end if end else WHOLE, 1)})
         return x.changed(sizes, lead=lead, trail=trail)
     if x.lead and start <= x.lead:
         raise ctx.refuse(
-            f"it selects frames {start} to {-behind or 'the end'} of a stream with left padding of {x.lead}"
+            f"it removes {start} frame(s) at the start and {behind} at the end of a stream with {x.lead} frame(s) of"
+            f" left padding; it may remove at most {max(0, x.lead + x.trail)} in all"
         )
     joined = _is_used_by(ctx, "Concat", 1, time - x.rank)
     if end and (joined or not ctx.analysis.delay):

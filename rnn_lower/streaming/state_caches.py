@@ -173,7 +173,7 @@ class Begun(Frames):
         site = work.at(self.node)
         if work.reset is not None:
             raise UnsupportedError(
-                f"{site.owner}: it prepends frames to all rows together, so single rows cannot be reset; drop --reset"
+                f"{site.owner}: it prepends the same frames to every row, so single rows cannot be reset; drop --reset"
             )
         first, shape = filled(self.shape, self.fill, self.dtype), self.shape
         live = site.input(0) if self.opening else None
@@ -310,7 +310,8 @@ class Position:
             )
         if work.reset is not None:
             raise UnsupportedError(
-                f"{site.owner}: it counts frames for all rows together, so single rows cannot be reset; drop --reset"
+                f"{site.owner}: it keeps one frame count for the whole batch, so single rows cannot be reset; drop"
+                " --reset"
             )
         state, before = work.take_state(site, "position", np.zeros(1, np.int64), (ONE,), None)
         b, output = site.behind, str(site.output().name)

@@ -123,8 +123,14 @@ def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
         ctx.carry(Cache(ctx.node, x, before, ctx.dtype(0), attributes=attributes))
         lead = 0
     else:
+        if window.before > x.lead:
+            raise ctx.refuse(
+                f"it looks ahead by {window.before} frame{'s' * (window.before != 1)}, but its input has only {x.lead}"
+                f" frame{'s' * (x.lead != 1)} of left padding"
+            )
         raise ctx.refuse(
-            f"it looks ahead by {window.before} frame{'s' * (window.before != 1)}, but the left padding has {x.lead}"
+            f"its input has left padding, but it removes only {window.before} frame{'s' * (window.before != 1)} at the"
+            f" start; it must remove {before}, and the padding must have at least as many"
         )
     return [x.changed(shape, lead=lead, trail=trail, blame=_beyond(ctx, trail))]
 

@@ -34,7 +34,7 @@ NOT_MEASURED = "not measured"
 
 NO_TARGET = Target(
     "no target",
-    "the canonical graph: every operator of the opset, a Scan, or a Loop where there is none",
+    "the canonical graph: any operator of the opset; a Scan, or a Loop at opsets without Scan",
     "measured",
     "the ONNX operator text",
     ("scan", "loop", "unroll"),

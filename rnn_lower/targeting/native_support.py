@@ -27,6 +27,9 @@ ACTIVATIONS = {"LSTM": ("HardSigmoid", "Relu", "Softsign"), "GRU": ("HardSigmoid
 LATER = ("sequence only", "named activations")
 """Features that some runtimes were not measured with: if one is not listed as right, it is unknown, not refused."""
 
+SIZE_UNKNOWN = "an unknown size"
+"""A property that no measured model has, and that --dim removes."""
+
 DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 
 
@@ -63,7 +66,8 @@ def verdict(node: RecurrentNode, table: Mapping[str, Measured], listed: bool, ru
             return Verdict(WRONG, f"feature '{feature}' of {node.op_type} is silently wrong on {runtime}")
     unknown = _unmeasured(node)
     if unknown is not None:
-        return Verdict(UNKNOWN, f"{unknown} was not measured on {runtime}")
+        works = "; fix the sizes with --dim" if unknown == SIZE_UNKNOWN else ""
+        return Verdict(UNKNOWN, f"no test model on {runtime} has {unknown}{works}")
     refused = [feature for feature in needed if feature not in measured.right]
     if refused and refused[0] in LATER:
         return Verdict(UNKNOWN, f"feature '{refused[0]}' of {node.op_type} was not measured as correct on {runtime}")
@@ -129,7 +133,7 @@ def _unmeasured(node: RecurrentNode) -> str | None:
     has = {
         f"element type {node.dtype.name}": node.dtype != ir.DataType.FLOAT,
         f"version {node.version} of {node.op_type}": node.version != MEASURED_VERSION,
-        "an unknown size": node.static_length is None or node.static_batch is None,
+        SIZE_UNKNOWN: node.static_length is None or node.static_batch is None,
         "an empty sequence, batch or input": 0 in (node.seq_length, node.batch_size, node.input_size),
         "a computed weight": any(known_tensor(weight) is None for weight in weights),
         "a weight in a Constant node": any(weight.producer() is not None for weight in weights),

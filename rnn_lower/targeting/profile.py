@@ -108,8 +108,8 @@ class Target:
         if self.constraints.avoid:
             yield "avoided operators", ", ".join(sorted(self.constraints.avoid))
         for op_type, limits in self.constraints.limits.items():
-            words = "; ".join(CHECKS[name][0].format(text) for name, text in limits.items())
-            yield op_type, f"only with {words}"
+            words = "; ".join(CHECKS[name][0](text) for name, text in limits.items())
+            yield op_type, f"only {words}"
         for op_type, measured in self.fused.items():
             yield f"native {op_type}", f"right: {', '.join(sorted(measured.right)) or 'nothing'}"
             if measured.wrong:
@@ -140,7 +140,7 @@ class Target:
         if self.path == Path():
             return "canonical"
         return (
-            f"{node.static_length} steps are few for {self.name}"
+            f"short sequence of {node.static_length} steps; {self.name} unrolls up to {self.unroll_up_to}"
             if form == "unroll"
             else f"the fastest form on {self.name}"
         )

@@ -1689,18 +1689,18 @@ def bad_streams() -> Iterator[Bad]:
         yield Bad(f"stream {name}", streaming(lambda name=name: noncausal(name)[0], "--time", "T"), f"cannot run chunk by chunk: {words}")  # type: ignore[misc]
     for name, (then, words) in ODD.items():
         yield Bad(f"stream odd {name}", streaming(lambda then=then: odd(then), "--time", "T"), f"cannot run chunk by chunk: {words}")  # type: ignore[misc]
-    yield Bad("stream state outside", streaming(lambda: beside("Det", 1)), "the state is already an input, and unless other values have to be carried, you can lower the model instead (rnn-lower lower)")
-    yield Bad("stream state outside of fixed size", streaming(lambda: beside("", 0, 16)), "the state is already an input, but other values are carried along x[1]; stream along this axis (--time x[1])")
+    yield Bad("stream state outside", streaming(lambda: beside("Det", 1)), "the recurrent state is already an input, so if no other node needs state, lower the model instead (rnn-lower lower)")
+    yield Bad("stream state outside of fixed size", streaming(lambda: beside("", 0, 16)), "the recurrent state is already an input, but other nodes need state along x[1]; stream along this axis (--time x[1])")
     for name, (make, given, words) in LATE.items():
         yield Bad(f"stream late {name}", streaming(make, "--time", "T", *given), words)
     free, both = lambda: model_of(dynamic=True), lambda: model_of(dynamic=True, optional=("initial_h",))
     yield Bad("stream of several sizes", streaming(lambda: model_of(dynamic=True, direction="bidirectional")), "the inputs have several symbolic sizes (T, N); choose the axis of the stream (--time T or --time N)")
     yield Bad("stream of fixed sizes", streaming(model_of), "no input has a symbolic size; choose the axis of the stream")
-    yield Bad("stream numbers and reset", streaming(lambda: odd(numbered), "--time", "T", "--reset"), "it counts frames for all rows together, so single rows cannot be reset; drop --reset")
+    yield Bad("stream numbers and reset", streaming(lambda: odd(numbered), "--time", "T", "--reset"), "it keeps one frame count for the whole batch, so single rows cannot be reset; drop --reset")
     yield Bad("stream for a target", streaming(lambda: odd(looking_back), "--time", "T", "--dim", "N=1", "--step", 2, "--target", "tidl", "-q"), "which carries the state of the stream: it supports Slice only with ")
     yield Bad("stream steps of one step", streaming(lambda: one_step(outside=True), "--step", 2), "--step 2: each run of the model is one step of its recurrent nodes; use --step 1", "--step")
     yield Bad("stream of one step", streaming(one_step), "each run is one step of the recurrent nodes; use --step 1")
-    yield Bad("stream one step back", streaming(lambda: one_step("reverse"), "--step", 1), "it has no state with which the next run could continue")
+    yield Bad("stream one step back", streaming(lambda: one_step("reverse"), "--step", 1), "its direction is reverse, so its state cannot be carried to the next run")
     yield Bad("stream names without ends", streaming(free, "--time", "T", "--state-names", "h"), "--state-names h: the template must contain {end}, and may contain {node}, {state}, {end}, {index}", "--state-names")
     yield Bad("stream names twice", streaming(lambda: model_of("LSTM", dynamic=True), "--time", "T", "--state-names", "s_{end}"), "--state-names s_{end}: several states would be named 's_in'; add {node} to the template", "--state-names")
     yield Bad("stream packed of no batch", streaming(lambda: odd(in_the_batch), "--time", "T", "--states", "packed"), "its state has symbolic sizes other than the batch size; fix them (--dim NAME=SIZE)")
@@ -1754,9 +1754,9 @@ NOT_CAUSAL = {
     "pad behind": "it looks ahead by 1 frame, because it pads 1 after the end of the stream",
     "pad cut off": "it removes frames from the stream",
     "reflected": "its padding values depend on the stream (mode reflect)",
-    "flip": "it selects frames -1 to -4611686018427387904 of the stream with step -1",
+    "flip": "it reads the stream backward",
     "the first frame begins a node": "its sequence_lens or its initial state depends on the stream",
-    "first frames": "it selects frames 0 to 2 of the stream with step 1",
+    "first frames": "it selects frames 0 to 2 of the stream; only the first frame ([:1]), the last frame ([-1:]), frames at regular steps ([::k]), and all frames without the first or last ones can be selected",
     "split in time": "it splits the stream along the time axis",
     "sum from here on": "it starts to sum at the end of the stream (reverse)",
     "transposed conv that is not cut off": "it outputs 2 frames beyond the end of the stream; crop them, or delay the outputs (--delay)",
