@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +45,38 @@ def only_recurrent_nodes_changed(before: Model, after: Model) -> list[str]:
 
 def new_faults(old: onnx.ModelProto, new: onnx.ModelProto) -> list[str]:
     """Faults of the new model that the old one does not have, and that only some runtimes accept."""
-    redeclared = sorted(_redeclared_values(new) - _redeclared_values(old))
-    unsorted = sorted(_unsorted_values(new) - _unsorted_values(old))
     return [
-        *(f"a body declares '{name}', which it does not compute" for name in redeclared),
-        *(f"a node reads '{name}' before another node computes it" for name in unsorted),
+        text.format(name)
+        for text, faults in _FAULTS.items()
+        for name in sorted(faults(new) - (faults(old) if faults(new) else set()))
     ]
+
+
+def _repeated_names(model: onnx.ModelProto) -> set[str]:
+    """Names that several nodes of one graph have."""
+    repeated = set[str]()
+    for holder in protobuf.holders(model):
+        names = Counter(node.name for node in holder.node if node.name)
+        repeated.update(name for name, count in names.items() if count > 1)
+    return repeated
+
+
+def _untyped_values(model: onnx.ModelProto) -> set[str]:
+    """Values that a graph declares, but not as tensors with an element type."""
+    infos = (info for holder in protobuf.holders(model) for info in _infos(holder) if info.HasField("type"))
+    return {info.name for info in infos if not info.type.tensor_type.elem_type}
+
+
+def _infos(holder: protobuf.Holder) -> Iterator[onnx.ValueInfoProto]:
+    yield from holder.value_info
+    if isinstance(holder, onnx.GraphProto):
+        yield from (*holder.input, *holder.output)
+
+
+def _unnamed_bodies(model: onnx.ModelProto) -> set[str]:
+    """Nodes with a body that has no name."""
+    nodes = (node for holder in protobuf.holders(model) for node in holder.node)
+    return {node.name for node in nodes if not all(body.name for body in protobuf.graphs_of(node))}
 
 
 def _unsorted_values(model: onnx.ModelProto) -> set[str]:
@@ -79,6 +106,15 @@ def _redeclared_values(model: onnx.ModelProto) -> set[str]:
         if info.name not in {*(v.name for v in body.input), *(t.name for t in body.initializer),
                              *(name for node in body.node for name in node.output)}
     }  # fmt: skip
+
+
+_FAULTS: Mapping[str, Callable[[onnx.ModelProto], set[str]]] = {
+    "a body declares '{}', which it does not compute": _redeclared_values,
+    "a node reads '{}' before another node computes it": _unsorted_values,
+    "several nodes have the name '{}'": _repeated_names,
+    "'{}' is declared without an element type of a tensor": _untyped_values,
+    "the body of node '{}' has no name": _unnamed_bodies,
+}
 
 
 class _Diff:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from judge import marked
 from onenode import Case, build
@@ -195,6 +196,45 @@ def test_nodes_that_read_what_comes_later(form, place, as_function):
         del graph.node[:]
         graph.node.extend(nodes)
     assert unsorted
+
+
+def body_of(model: onnx.ModelProto) -> onnx.GraphProto:
+    scan = next(node for node in model.graph.node if node.op_type == "Scan")
+    return next(attribute.g for attribute in scan.attribute if attribute.name == "body")
+
+
+def declared(graph: onnx.GraphProto) -> onnx.ValueInfoProto:
+    """The declaration of a value that a MatMul computes."""
+    name = next(node.output[0] for node in graph.node if node.op_type == "MatMul")
+    del graph.value_info[:]
+    return graph.value_info.add(name=name)
+
+
+FLOATS = helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda m: [setattr(node, "name", "same") for node in m.graph.node], "several nodes have the name 'same'"),
+        (lambda m: [setattr(node, "name", "same") for node in body_of(m).node], "several nodes have the name 'same'"),
+        (lambda m: body_of(m).input[0].type.tensor_type.ClearField("elem_type"), "without an element type"),
+        (lambda m: body_of(m).input[0].type.CopyFrom(helper.make_sequence_type_proto(FLOATS)), "without an element"),
+        (lambda m: declared(m.graph).type.CopyFrom(helper.make_sequence_type_proto(FLOATS)), "without an element type"),
+        (lambda m: declared(m.graph).type.CopyFrom(helper.make_optional_type_proto(FLOATS)), "without an element type"),
+        (lambda m: declared(m.graph).type.sparse_tensor_type.SetInParent(), "without an element type"),
+        (lambda m: setattr(body_of(m), "name", ""), "has no name"),
+    ],
+)
+def test_files_that_do_not_load_are_not_proved(change, reason):
+    model, _ = build(Case("LSTM", 17))
+    lowered = rnn_lower.lower(model, form="scan")
+    change(lowered)
+    with pytest.raises(Exception, match="ONNXRuntimeError"):
+        onnxruntime.InferenceSession(lowered.SerializeToString(), providers=["CPUExecutionProvider"])
+    proof = rnn_lower.prove(model, lowered)
+    assert not proof.ok
+    assert any(reason in line for line in (*proof.changed, *(node.reason for node in proof.nodes))), proof
 
 
 def test_an_original_that_is_not_sorted_is_proved():
