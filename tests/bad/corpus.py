@@ -886,7 +886,7 @@ def with_target(line: str) -> Build:
     good = {"summary": '"test"', "status": '"documented"', "source": '"none"', "forms": '["unroll"]'}
 
     def build_it(folder: Path) -> list[str]:
-        lines = [f"{key} = {value}" for key, value in good.items() if line and not line.startswith(key)]
+        lines = [f"{key} = {value}" for key, value in good.items() if line and not line.startswith(f"{key} ")]
         (folder / "mine.toml").write_text("\n".join([*lines, line]), encoding="utf-8")
         onnx.save(model_of(), folder / "bad.onnx")
         return lowering(folder, "--target", folder / "mine.toml")

@@ -72,7 +72,7 @@ environments.
 
 The table does not include these runtimes:
 
-- MNN runs Loop and unrolled graphs (target `mnn`). The import of its converter installs packages and contacts its vendor, so the script
+- MNN runs Loop and unrolled graphs (target `mnn`). Importing its converter installs packages and contacts the vendor, so the script
   never runs it. MNN was tested by hand in an isolated environment.
 - hls4ml refuses Slice, and was not tested further.
 
@@ -89,9 +89,9 @@ wrong.
 
 These rules apply to every target:
 
-- In every sum, the recurrent product is the first operand. OpenVINO 2026.4.1 computes Add in the memory of its first operand. If the
-  projected input came first, OpenVINO would silently compute a wrong RNN in a Scan of known length.
-- If simpler operators compute Softplus, the formula does not overflow.
+- In every sum, the recurrent product is the first operand. OpenVINO 2026.4.1 computes Add in place, overwriting its first operand. If
+  the projected input came first, OpenVINO would silently compute a wrong RNN in a Scan of known length.
+- When the lowering builds Softplus from simpler operators, it uses a formula that does not overflow.
 
 These rules apply to individual targets:
 
@@ -100,8 +100,8 @@ These rules apply to individual targets:
   input of Tanh to [-20, 20].
 - OpenCV 4 treats a computed vector as a column and silently broadcasts it along the wrong axis. The target `opencv@4` computes no tensors
   of rank 1.
-- A WebGPU shader has 8 buffers, and a Concat or a Split of more than 7 parts returns zeros. The targets `onnxruntime-webgpu` and `portable`
-  avoid larger ones.
+- A WebGPU shader can bind at most 8 buffers, so a Concat or Split of more than 7 parts silently returns zeros. The targets
+  `onnxruntime-webgpu` and `portable` emit none with more than 7 parts.
 - The Softplus of OpenCV and tract is infinite above 88.7. The targets of OpenCV and tract, and `portable`, do not use this operator.
 
 ## Real models
