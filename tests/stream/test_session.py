@@ -191,7 +191,7 @@ def test_models_with_their_states_outside_are_left_so(name, states, options, sha
 def test_a_state_outside_is_not_taken_for_all_there_is(shared):
     """Nothing tells whether its convolutions need a cache, so it is not called a stream; lowered it serves."""
     path = shared / "models" / "gtcrn_stream.onnx"
-    with pytest.raises(rnn_lower.UnsupportedError, match=r"unless other values have to be carried, you can lower"):
+    with pytest.raises(rnn_lower.UnsupportedError, match=r"if no other node needs state, lower the model"):
         rnn_lower.stream(path)
     states = {name: f"{name}_out" for name in ("conv_cache", "tra_cache", "inter_cache")}
     same_with_states(rnn_lower.lower(onnx.load(path)), path, states)

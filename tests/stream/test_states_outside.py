@@ -113,7 +113,7 @@ def test_a_convolution_beside_the_state_is_carried(free):
     """Where the size is fixed, the axis is asked for; where it is free, it is that one."""
     model = beside("", 1, free)
     if free != "T":
-        with pytest.raises(rnn_lower.RnnLowerError, match=r"other values are carried along x\[1\].*\(axis=.x\[1\].\)"):
+        with pytest.raises(rnn_lower.RnnLowerError, match=r"other nodes need state along x\[1\].*\(axis=.x\[1\].\)"):
             rnn_lower.stream(model)
     made = rnn_lower.stream(model, axis=None if free == "T" else "x[1]")
     assert [value.name for value in made.graph.input] == ["x", "h", "Pad1/cache_in"]
@@ -128,7 +128,7 @@ def test_nothing_else_to_carry_is_left(free):
 @pytest.mark.parametrize("free", ["T", 16])
 def test_what_is_left_is_compared_in_chunks(free, tmp_path, capsys):
     assert run(tmp_path, beside("", 1, free, padded=False), "--check", "--prove") == 0
-    assert capsys.readouterr().out.count("borders") == 2
+    assert capsys.readouterr().out.count("chunk boundaries") == 2
 
 
 def test_a_check_of_no_chunks_fails():
