@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from rnn_lower.ir.schemas import WITH_BODIES
 from rnn_lower.ir.walk import known_tensor
-from rnn_lower.proving.field import Array, Field
+from rnn_lower.proving.field import SMALL, Array, Field
 from rnn_lower.proving.interpreter import Graph, Interpreter
 from rnn_lower.proving.operators import (
     Call,
@@ -37,8 +37,10 @@ def _binary(call: Call) -> str:
     a, b = call[0], call[1]
     if a.dtype != b.dtype:
         raise WrongError(f"the operands of {call.label} have different types, {element_type(a)} and {element_type(b)}")
-    quotient = call.node.op_type == "Div" and a.dtype == np.int64  # may first differ at a longer length
-    return f"the operands of {call.label} have type {element_type(a)}" if a.dtype == np.bool_ or quotient else ""
+    # A quotient may first differ, and a product may first wrap, at a longer length.
+    longer = call.node.op_type in ("Div", "Mul") and a.dtype == np.int64
+    unsupported = a.dtype == np.bool_ or longer
+    return f"operands of type {element_type(a)} are not supported for {call.label}" if unsupported else ""
 
 
 def _float(call: Call) -> str:
@@ -55,8 +57,8 @@ def _clip(call: Call) -> str:
 def _cast(call: Call) -> str:
     """A Cast; narrow integers are out of scope, because long sequences would wrap around."""
     dtype = cast_type(call.attribute("to"))
-    narrow = dtype.is_integer() and dtype.bitwidth < 32 and call[0].dtype == np.int64
-    return f"{call.label} casts integers to {dtype.name}" if narrow else ""
+    exact = dtype in (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.BOOL)
+    return "" if exact or call[0].dtype != np.int64 else f"a Cast of integers to {dtype.name} is not supported"
 
 
 def _conv(call: Call) -> str:
@@ -141,9 +143,9 @@ class EmittedInterpreter(Interpreter):
     def _compare_shape(self, value: ir.Value, array: Array) -> None:
         """Raise WrongError if a value does not have its declared shape.
 
-        The model diff compares the declarations of values that replace the node's outputs.
+        The model diff compares the declarations of outputs that the original declares, too.
         """
-        if value.shape is None or any(value is wanted for wanted in self._graph.wanted):
+        if value.shape is None or any(value is known for known in self._graph.declared):
             return
         declared = [dim if isinstance(dim, int) else self._sizes.get(str(dim.value)) for dim in value.shape]
         pairs = zip(declared, array.shape, strict=False)
@@ -165,7 +167,10 @@ class EmittedInterpreter(Interpreter):
         if call.node not in self._bounds:
             known = [known_tensor(value) is not None for value in call.node.inputs]
             numbers = [self.field.small(call[index]) if known[index] else None for index in (0, 1)]
-            self._bounds[call.node] = [0 if array is None else int(np.abs(array).max(initial=0)) for array in numbers]
+            self._bounds[call.node] = [
+                0 if not is_known else SMALL if array is None else int(np.abs(array).max(initial=0))
+                for is_known, array in zip(known, numbers, strict=True)
+            ]
         for most, count in zip(self._bounds[call.node], (call[1], call[0]), strict=True):
             if most > longest and count.any() and self.field.small(count) is not None:
                 raise OutOfScopeError(f"the model compares lengths with {most}")

@@ -50,11 +50,15 @@ class NoStepsError(Exception):
 
 @dataclasses.dataclass
 class Graph:
-    """The nodes to run, in order, and the values to return."""
+    """The nodes to run, in order, and the values to return.
+
+    declared: wanted values whose declared shapes were compared elsewhere.
+    """
 
     nodes: Sequence[ir.Node]
     wanted: Sequence[ir.Value]
     opset: int
+    declared: Sequence[ir.Value] = ()
 
     @property
     def all_nodes(self) -> Iterator[ir.Node]:

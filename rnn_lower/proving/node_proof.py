@@ -140,6 +140,8 @@ class _Comparison:
         self._counterparts = {name: task.counterparts[name] for name in computed if name in task.counterparts}
         types = {value: dtypes[name] for name, value in self._counterparts.items()}
         self._program = Program(task.replaced, types, task.opset, dtype, task.visible, task.unread)
+        declared = {value.name for value in node.outputs if value.shape is not None}
+        self._program.declared = [value for value in task.replaced if value.name in declared]
         names = {value.name: name for name, value in zip(equations.OUTPUTS, node.outputs, strict=False)}
         self._wanted = [(str(value.name), names[value.name]) for value in task.replaced]
         self.folds = (True, False) if self._constant("B") is not None else (False,)
@@ -318,10 +320,11 @@ def _vectors(T: int, N: int | None, all_up_to: int) -> list[tuple[int, ...]]:
     """The vectors of sequence_lens to compare, also with lengths below 0 and above T."""
     lengths = list(range(-1, T + 2 if T else 1))
     rows = 2 if N is None else N
+    alone = [(length,) for length in lengths] if N is None else []
     if len(lengths) ** rows <= all_up_to:
-        return list(itertools.product(lengths, repeat=rows))
+        return [*alone, *itertools.product(lengths, repeat=rows)]
     if N is None:
-        return [tuple(lengths), tuple(lengths[::-1])]
+        return [*alone[-2:], tuple(lengths), tuple(lengths[::-1])]
     uniform = [(length,) * rows for length in lengths] if rows > 1 else []
     distance = 1 if T <= SHORT else rows  # each row has each length, or some row has each length
     return uniform + [

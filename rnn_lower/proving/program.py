@@ -19,6 +19,9 @@ ARITHMETIC = ("Add", "Div", "Exp", "Log", "Mul", "Neg", "Reciprocal", "Sub")
 MOST_FOLDED = 1 << 20
 """Operators that may compute NaN or an infinity from constants, and the largest constant for which this is checked."""
 
+DEEPEST = 6
+"""The largest number of nodes between a constant and a comparison with it."""
+
 
 class Program(Graph):
     """The nodes that compute some values of a graph, in order, from the inputs of the replaced node.
@@ -90,11 +93,30 @@ class Program(Graph):
         if wrong:
             raise WrongError(f"{node.op_type} '{node.name}': {wrong}")
         if node.op_type in COMPARE:
-            for array in map(constant, node.inputs):
+            for array in map(self._constant, node.inputs):
                 if array is not None and array.dtype.kind in "iu":
                     self.largest_compared = int(np.abs(array.astype(np.int64)).max(initial=self.largest_compared))
+        table = constant(node.inputs[0]) if node.op_type == "Gather" else None
+        if table is not None and table.dtype.kind in "iu" and self._constant(node.inputs[1]) is None:
+            self.largest_compared = max(self.largest_compared, len(table))
         for _, body in subgraphs(node):
             self._check_body(body, visible)
+
+    def _constant(self, value: ir.Value | None, depth: int = 0) -> np.ndarray | None:
+        """The content of a constant, or of a value that a few emitted nodes compute from constants."""
+        known = constant(value)
+        if known is not None or value is None or value in self._inputs:
+            return known
+        node = value.producer()
+        if node is None or depth == DEEPEST or not node.inputs or any(subgraphs(node)):
+            return None
+        operands = [self._constant(operand, depth + 1) for operand in node.inputs if operand is not None]
+        if any(operand is None for operand in operands):
+            return None
+        try:
+            return evaluate_node(node, operands, self.opset)[list(node.outputs).index(value)]
+        except Exception:  # an invalid node, which the run reports
+            return None
 
     def _check_body(self, body: ir.Graph, visible: frozenset[str]) -> None:
         values = (*body.inputs, *(out for node in body for out in node.outputs))

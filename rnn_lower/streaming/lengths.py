@@ -86,7 +86,7 @@ def _root(work: GraphEditor, value: ir.Value, owner: str) -> ir.Value:
 def _check_uses(work: GraphEditor, value: ir.Value, owner: str) -> None:
     if value.is_graph_output():
         raise UnsupportedError(
-            f"{owner}: its sequence_lens '{value.name}' are also an output of the model, although streaming"
+            f"{owner}: its sequence_lens '{value.name}' is also an output of the model, although streaming"
             " replaces them with the remaining steps"
         )
     for user, index in value.uses():

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from judge import marked
+from judge import marked, run_onnxruntime
 from onenode import Case, build
 from onnx import helper, numpy_helper
 
@@ -242,3 +242,78 @@ def test_an_original_that_is_not_sorted_is_proved():
     model.graph.node.insert(0, helper.make_node("Relu", ["Y"], ["Z"]))
     model.graph.output.append(helper.make_tensor_value_info("Z", 1, None))
     assert rnn_lower.prove(model, rnn_lower.lower(model)).ok
+
+
+def masks(model: onnx.ModelProto, nodes: list[tuple[str, list[str], dict[str, object]]], both: bool) -> None:
+    """Compute the lengths, or both operands of the mask's Less, by further nodes; "x" is the operand."""
+    less = next(node for node in model.graph.node if node.op_type == "Less")
+    place = list(model.graph.node).index(less)
+    for k in (0, 1) if both else (1,):
+        value = less.input[k]
+        for number, (op, inputs, attributes) in enumerate(nodes):
+            names = [value if name == "x" else name for name in inputs]
+            value = f"added_{k}_{number}"
+            model.graph.node.insert(place, marked(op, names, [value], f"{value}_node", **attributes))
+            place += 1
+        less.input[k] = value
+
+
+CONSTANTS = {
+    "large": np.int32(65536), "unsigned": np.uint64(1), "float": np.float32(2**25), "fifty": np.int32(50),
+    "two": np.int32(2), "hundred": np.int32(100), "shape": np.array([1, 1]), "five": np.int32(5),
+    "table": np.minimum(np.arange(-5, 205), 100).astype(np.int32),
+}  # fmt: skip
+MASKS = {
+    "an int32 that wraps": ([("Mul", ["x", "large"], {}), ("Mul", ["x", "large"], {})], True, 5),
+    "an unsigned number": ([("Cast", ["x"], {"to": 13}), ("Sub", ["x", "unsigned"], {})], True, 5),
+    "float16": ([("Cast", ["x"], {"to": 10}), ("Cast", ["x"], {"to": 1})], True, 2051),
+    "bfloat16": ([("Cast", ["x"], {"to": 16}), ("Cast", ["x"], {"to": 1})], True, 259),
+    "a large float": ([("Cast", ["x"], {"to": 1}), ("Add", ["x", "float"], {})], True, 5),
+    "a computed limit": ([("Mul", ["fifty", "two"], {}), ("Min", ["L", "x"], {})], False, 105),
+    "a reshaped limit": ([("Reshape", ["hundred", "shape"], {}), ("Min", ["L", "x"], {})], False, 105),
+    "a table": ([("Add", ["x", "five"], {}), ("Gather", ["table", "x"], {})], False, 105),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_that_are_wrong_for_some_lengths(name):
+    """Each agrees in exact arithmetic at the lengths that a proof runs, but not in a runtime or beyond them."""
+    nodes, both, T = MASKS[name]
+    case = Case("RNN", 17, T=T, N=2, dynamic=True, optional=("sequence_lens",))
+    model, feeds = build(case)
+    lowered = rnn_lower.lower(model, form="scan")
+    lengths = next(node for node in lowered.graph.node if node.op_type == "Less").input[1]
+    for key, number in CONSTANTS.items():
+        lowered.graph.initializer.append(numpy_helper.from_array(np.asarray(number), key))
+    chained = [(op, [lengths if each == "L" else each for each in inputs], more) for op, inputs, more in nodes]
+    masks(lowered, chained, both)
+    onnx.checker.check_model(lowered)
+    feeds["sequence_lens"] = np.array([T, T - 2], feeds["sequence_lens"].dtype)
+    ours, theirs = run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds)
+    assert not all(np.allclose(a, b, atol=1e-5) for a, b in zip(ours, theirs, strict=True))
+    assert not rnn_lower.prove(model, lowered).ok
+
+
+def test_one_row_with_lengths_is_compared():
+    model, _ = build(Case("RNN", 17, dynamic=True, optional=("sequence_lens",), outputs=("Y", "Y_h")))
+    lowered = rnn_lower.lower(model, form="scan")
+    last = next(node for node in lowered.graph.node if "Y_h" in node.output)
+    place = list(lowered.graph.node).index(last)
+    for node in (
+        marked("Unsqueeze", [last.input[0], last.input[1]], ["more"], "more"),
+        marked("Squeeze", ["more"], ["fewer"], "fewer"),
+    ):
+        lowered.graph.node.insert(place, node)
+        place += 1
+    last.input[0] = "fewer"
+    assert not rnn_lower.prove(model, lowered).ok
+
+
+def test_a_declaration_of_an_output_is_compared():
+    model, _ = build(Case("GRU", 17, dynamic=True))
+    model.graph.node.append(helper.make_node("Shape", ["Y"], ["sizes"]))
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("sizes", onnx.TensorProto.INT64, [4]))
+    lowered = rnn_lower.lower(model, form="scan")
+    assert rnn_lower.prove(model, lowered).ok
+    lowered.graph.value_info.append(helper.make_tensor_value_info("Y", onnx.TensorProto.FLOAT, [7, 1, 2, 4]))
+    assert not rnn_lower.prove(model, lowered).ok
