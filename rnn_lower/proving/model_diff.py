@@ -45,11 +45,7 @@ def only_recurrent_nodes_changed(before: Model, after: Model) -> list[str]:
 
 def new_faults(old: onnx.ModelProto, new: onnx.ModelProto) -> list[str]:
     """Faults of the new model that the old one does not have, and that only some runtimes accept."""
-    return [
-        text.format(name)
-        for text, faults in _FAULTS.items()
-        for name in sorted(faults(new) - (faults(old) if faults(new) else set()))
-    ]
+    return [text.format(name) for text, faults in _FAULTS.items() for name in sorted(faults(new) - faults(old))]
 
 
 def _repeated_names(model: onnx.ModelProto) -> set[str]:

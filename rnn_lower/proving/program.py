@@ -19,9 +19,6 @@ ARITHMETIC = ("Add", "Div", "Exp", "Log", "Mul", "Neg", "Reciprocal", "Sub")
 MOST_FOLDED = 1 << 20
 """Operators that may compute NaN or an infinity from constants, and the largest constant for which this is checked."""
 
-DEEPEST = 6
-"""The largest number of nodes between a constant and a comparison with it."""
-
 
 class Program(Graph):
     """The nodes that compute some values of a graph, in order, from the inputs of the replaced node.
@@ -92,31 +89,8 @@ class Program(Graph):
             wrong = f"opset {self.opset} does not allow {len(node.inputs)} inputs and {len(node.outputs)} outputs"
         if wrong:
             raise WrongError(f"{node.op_type} '{node.name}': {wrong}")
-        if node.op_type in COMPARE:
-            for array in map(self._constant, node.inputs):
-                if array is not None and array.dtype.kind in "iu":
-                    self.largest_compared = int(np.abs(array.astype(np.int64)).max(initial=self.largest_compared))
-        table = constant(node.inputs[0]) if node.op_type == "Gather" else None
-        if table is not None and table.dtype.kind in "iu" and self._constant(node.inputs[1]) is None:
-            self.largest_compared = max(self.largest_compared, len(table))
         for _, body in subgraphs(node):
             self._check_body(body, visible)
-
-    def _constant(self, value: ir.Value | None, depth: int = 0) -> np.ndarray | None:
-        """The content of a constant, or of a value that a few emitted nodes compute from constants."""
-        known = constant(value)
-        if known is not None or value is None or value in self._inputs:
-            return known
-        node = value.producer()
-        if node is None or depth == DEEPEST or not node.inputs or any(subgraphs(node)):
-            return None
-        operands = [self._constant(operand, depth + 1) for operand in node.inputs if operand is not None]
-        if any(operand is None for operand in operands):
-            return None
-        try:
-            return evaluate_node(node, operands, self.opset)[list(node.outputs).index(value)]
-        except Exception:  # an invalid node, which the run reports
-            return None
 
     def _check_body(self, body: ir.Graph, visible: frozenset[str]) -> None:
         values = (*body.inputs, *(out for node in body for out in node.outputs))
@@ -130,32 +104,51 @@ class Program(Graph):
             self._check(node, inside)
 
     def _check_constants(self) -> None:
-        """Raise WrongError if finite constants produce NaN or an infinity, which no field element represents."""
-        known: dict[ir.Value | None, np.ndarray | None] = {}
+        """Find the largest integer constant that is compared, also if emitted nodes compute it.
+
+        Raises WrongError if finite constants produce NaN or an infinity, which no field element represents.
+        """
+        known: dict[ir.Value | None, np.ndarray] = {}
         for node in self.all_nodes:
-            if node.op_type not in ARITHMETIC or not all(value in known or _is_small(value) for value in node.inputs):
+            self._collect_compared(node, known)
+            values = [value for value in node.inputs if value is not None]
+            if not values or any(subgraphs(node)) or not all(value in known or _is_folded(value) for value in values):
                 continue
-            operands = [known.get(value, constant(value)) for value in node.inputs]
-            if any(array is None or array.dtype.kind not in "fV" for array in operands):
-                continue
+            operands = [None if value is None else known.get(value, constant(value)) for value in node.inputs]
             try:
                 with np.errstate(all="ignore"):
-                    (result,) = evaluate_node(node, operands, self.opset)
-            except Exception:  # incompatible shapes, which the run reports
+                    results = evaluate_node(node, operands, self.opset)
+            except Exception:  # an invalid node, which the run reports
                 continue
-            known[node.outputs[0]] = result
-            if not _is_finite(result) and all(map(_is_finite, operands)):
+            known.update(zip((output for output in node.outputs if output.name), results, strict=True))
+            if node.op_type in ARITHMETIC and all(map(_is_finite, operands)) and not all(map(_is_finite, results)):
                 raise WrongError(f"{node.op_type} '{node.name}' does not compute finite numbers from constants")
+
+    def _collect_compared(self, node: ir.Node, known: Mapping[ir.Value | None, np.ndarray]) -> None:
+        """Update the largest compared integer: an operand of COMPARE, or the number of rows of a table of integers."""
+        for value in node.inputs if node.op_type in COMPARE else ():
+            array = known.get(value, constant(value) if _is_integer(value) else None)
+            if array is not None and array.dtype.kind in "iu":
+                self.largest_compared = int(np.abs(array.astype(np.int64)).max(initial=self.largest_compared))
+        table = known_tensor(node.inputs[0]) if node.op_type == "Gather" and _is_integer(node.inputs[0]) else None
+        if table is not None and not (node.inputs[1] in known or _is_folded(node.inputs[1])):
+            self.largest_compared = max(self.largest_compared, *table.shape.numpy()[:1])
 
 
 def _is_finite(array: np.ndarray | None) -> bool:
     return array is None or bool(np.isfinite(array.astype(np.float64)).all())
 
 
-def _is_small(value: ir.Value | None) -> bool:
-    """Whether a value is a constant with at most MOST_FOLDED elements."""
+def _is_integer(value: ir.Value | None) -> bool:
+    """Whether a value is a constant of integers."""
     tensor = known_tensor(value)
-    return tensor is not None and tensor.size <= MOST_FOLDED
+    return tensor is not None and tensor.dtype.is_integer()
+
+
+def _is_folded(value: ir.Value | None) -> bool:
+    """Whether a value is a constant of integers, or of at most MOST_FOLDED elements."""
+    tensor = known_tensor(value)
+    return tensor is not None and (tensor.dtype.is_integer() or tensor.size <= MOST_FOLDED)
 
 
 def read_by(node: ir.Node) -> Iterator[ir.Value]:
