@@ -23,7 +23,7 @@ from onnx_ir import convenience
 from typing_extensions import Self
 
 from rnn_lower.builder import constants
-from rnn_lower.builder.constants import Constant, ConstantPool, constant, filled, fold
+from rnn_lower.builder.constants import Constant, ConstantPool, constant, filled, fold, from_tensor
 from rnn_lower.builder.names import Names
 from rnn_lower.builder.versions import (
     BROADCASTS_BY_RULE,
@@ -37,7 +37,7 @@ from rnn_lower.builder.versions import (
     input_index,
 )
 from rnn_lower.errors import UnsupportedError
-from rnn_lower.ir.walk import with_bodies
+from rnn_lower.ir.walk import known_tensor, with_bodies
 
 Operand: TypeAlias = "ir.Value | Constant | None"
 Size: TypeAlias = "int | ir.Value"
@@ -185,6 +185,14 @@ class GraphBuilder:
             outermost = outermost._outer
         name = f"{self._constants_scope or self._scope}/{operand.name}"
         return self.pool.value(operand, name, outermost._write_constant)
+
+    def operand(self, value: ir.Value) -> Operand:
+        """Return a value as a constant, whose value it stays, if its content is known; else the value itself."""
+        tensor = known_tensor(value)
+        if tensor is None:
+            return value
+        self.pool.adopt(known := from_tensor(tensor), value)
+        return known
 
     def _write_constant(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:
         """Write a Constant node with exactly this name, for graphs without initializers."""

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
-from rnn_lower.builder.constants import from_tensor
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand
 from rnn_lower.builder.tensor_info import UNKNOWN, TensorInfo
 from rnn_lower.builder.versions import exists, input_names
@@ -131,11 +130,8 @@ def call_of(node: ir.Node, b: GraphBuilder, results: Sequence[TensorInfo]) -> Ca
         if is_parameter and tensor is not None:
             numbers = tensor.numpy().ravel().tolist()
             parameters[name] = numbers[0] if tensor.shape.rank() == 0 else numbers
-        elif value is not None and tensor is not None:
-            inputs.append(constant := from_tensor(tensor))
-            b.pool.adopt(constant, value)
         elif value is not None or not is_parameter:
-            inputs.append(value)
+            inputs.append(None if value is None else b.operand(value))
     outputs = tuple(str(value.name).rpartition("/")[2] for value in node.outputs)
     return Call(node.op_type, tuple(inputs), outputs, parameters, tuple(results), node, computed)
 

@@ -15,11 +15,10 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from rnn_lower.builder.constants import Constant, from_tensor
+from rnn_lower.builder.constants import Constant
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand, declare, detach
 from rnn_lower.builder.versions import SLICE_TAKES_STEPS
 from rnn_lower.ir.traits import ELEMENTWISE
-from rnn_lower.ir.walk import known_tensor
 from rnn_lower.tune.scan_step import as_value, dims_of, state_count
 from rnn_lower.tune.weights import is_short
 
@@ -41,7 +40,7 @@ def batch_directions(b: GraphBuilder, nodes: Sequence[ir.Node]) -> dict[ir.Value
         return {}
     outer = b.body()
     with outer.scope("both"):
-        body = _BatchedBody(b, outer, scans).graph()
+        body = _BatchedBody(outer, scans).graph()
         if body is None:
             return {}
         states = state_count(scans[0])
@@ -106,8 +105,8 @@ def _in_order(outer: GraphBuilder, x: Operand, scan: ir.Node) -> Operand:
 class _BatchedBody:
     """Applies the nodes of two equal bodies to stacked values; weights are stacked by nodes of `outer`."""
 
-    def __init__(self, b: GraphBuilder, outer: GraphBuilder, scans: Sequence[ir.Node]) -> None:
-        self.b, self.outer, self.scans = b, outer, scans
+    def __init__(self, outer: GraphBuilder, scans: Sequence[ir.Node]) -> None:
+        self.outer, self.scans = outer, scans
         self.stacked: dict[tuple[ir.Value | None, ir.Value | None], Operand] = {(None, None): None}
 
     def graph(self) -> ir.Graph | None:
@@ -118,8 +117,7 @@ class _BatchedBody:
         inner = self.outer.body()
         inputs = []
         for pair in zip(first.inputs, second.inputs, strict=True):
-            dims = [dim if isinstance(dim, int) else None for dim in pair[0].shape or ()]
-            inputs.append(inner.new_value(_base_name(pair[0]), pair[0].dtype, [2, *dims]))
+            inputs.append(inner.new_value(_base_name(pair[0]), pair[0].dtype, [2, *dims_of(pair[0])]))
             self.stacked[pair] = inputs[-1]
         for nodes in zip(first, second, strict=True):
             if not self._apply(inner, *nodes):
@@ -128,22 +126,20 @@ class _BatchedBody:
         if not all(isinstance(output, ir.Value) for output in outputs):
             return None
         for old, output in zip(first.outputs, outputs, strict=True):
-            dims = [dim if isinstance(dim, int) else None for dim in old.shape or ()]
-            declare(output, old.dtype or inner.dtype, [2, *dims[-2:]])
+            declare(output, old.dtype or inner.dtype, [2, *dims_of(old)[-2:]])
         return inner.graph(inputs, [as_value(output) for output in outputs], "body")
 
     def _apply(self, inner: GraphBuilder, one: ir.Node, two: ir.Node) -> bool:
         """Apply a node of both bodies to stacked operands; False if the nodes differ, or the operator is unknown."""
-        attributes = {name: attribute.value for name, attribute in one.attributes.items()}
-        if one.op_type != two.op_type or attributes != {name: a.value for name, a in two.attributes.items()}:
+        values = [{name: attribute.value for name, attribute in node.attributes.items()} for node in (one, two)]
+        if one.op_type != two.op_type or values[0] != values[1]:
             return False
         pairs = list(itertools.zip_longest(one.inputs, two.inputs))
         if one.op_type == "Unsqueeze" and one.outputs[0].is_graph_output():  # stacks a state over time
             self.stacked[one.outputs[0], two.outputs[0]] = inner.op("Identity", self.stacked.get(pairs[0]), name="Y")
             return pairs[0] in self.stacked
-        if one.op_type == "Split" and attributes.get("axis") == 1:
-            attributes["axis"] = 2
-        elif one.op_type not in (*ELEMENTWISE, "MatMul"):
+        splits_columns = one.op_type == "Split" and values[0].get("axis") == 1
+        if not splits_columns and one.op_type not in (*ELEMENTWISE, "MatMul"):
             return False
         for pair in pairs:
             if pair not in self.stacked:
@@ -153,9 +149,10 @@ class _BatchedBody:
                 self.stacked[pair] = operand
         inputs = [inner.value(self.stacked[pair]) for pair in pairs]
         outputs = [inner.new_value(_base_name(value)) for value in one.outputs]
-        attrs = [attribute for name, attribute in one.attributes.items() if name != "axis"]
-        attrs += [ir.AttrInt64("axis", attributes["axis"])] if "axis" in attributes else []
-        inner.append(ir.Node("", one.op_type, inputs, attrs, outputs=outputs, name=outputs[0].name))
+        node = ir.Node("", one.op_type, inputs, list(one.attributes.values()), outputs=outputs, name=outputs[0].name)
+        if splits_columns:
+            node.attributes.add(ir.AttrInt64("axis", 2))
+        inner.append(node)
         self.stacked.update(zip(zip(one.outputs, two.outputs, strict=True), outputs, strict=True))
         return True
 
@@ -163,19 +160,14 @@ class _BatchedBody:
         """Return weights of both directions as [2, 1, columns] or [2, rows, columns], or the one value of both."""
         if one is two or one is None or two is None:
             return one if one is two else None
-        parts: list[Operand] = []
-        for value in (one, two):
-            tensor = known_tensor(value)
-            parts.append(value if tensor is None else from_tensor(tensor))
-            if tensor is not None:
-                self.b.pool.adopt(from_tensor(tensor), value)
+        parts = [self.outer.operand(value) for value in (one, two)]
         if is_matrix:
             return self.outer.concat([self.outer.unsqueeze(part, [0]) for part in parts], 0, "R_of_both")
-        if not all(isinstance(part, Constant) and len(part.shape) < 2 for part in parts):
+        known = [part for part in parts if isinstance(part, Constant) and len(part.shape) < 2]
+        if len(known) < 2:
             return None
-        added = [list(range(3 - len(part.shape))) for part in parts if isinstance(part, Constant)]
-        unsqueezed = [self.outer.unsqueeze(part, axes) for part, axes in zip(parts, added, strict=True)]
-        return self.outer.concat(unsqueezed, 0, "of_both")
+        rows = [self.outer.unsqueeze(part, range(3 - len(part.shape))) for part in known]
+        return self.outer.concat(rows, 0, "of_both")
 
 
 def _base_name(value: ir.Value) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from rnn_lower.builder.constants import from_tensor
+from rnn_lower.builder.constants import Constant
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand, declare, detach
 from rnn_lower.ir.walk import known_tensor
 
@@ -39,14 +39,16 @@ def _split_product(b: GraphBuilder, scan: ir.Node, split: ir.Node) -> None:
     ):
         return
     h, R, index = product.inputs[0], product.inputs[1], list(body.inputs).index(x)
-    tensor, widths, sequence = known_tensor(R), _split_sizes(split), scan.inputs[index]
+    widths, sequence = _split_sizes(split), scan.inputs[index]
     read_once = all(len(value.uses()) == 1 for value in (total.outputs[0], product.outputs[0], x))
-    if R is None or tensor is None or widths is None or index < states or sequence is None or not read_once:
+    if R is None or widths is None or index < states or sequence is None or not read_once:
         return
-    b.pool.adopt(from_tensor(tensor), R)
+    matrix = b.operand(R)
+    if not isinstance(matrix, Constant):
+        return
     names = [f"part_{k}" for k in range(len(widths))]
     inner, outer = b.body(), b.body()
-    matrices, parts = b.split(from_tensor(tensor), 1, widths, names), outer.split(sequence, 2, widths, names)
+    matrices, parts = b.split(matrix, 1, widths, names), outer.split(sequence, 2, widths, names)
     dtype, rows = x.dtype or b.dtype, x.shape[0] if x.shape is not None else None
     steps = [inner.new_value("step", dtype, [rows if isinstance(rows, int) else None, width]) for width in widths]
     for k, step in enumerate(steps):
