@@ -31,7 +31,7 @@ SHAPING = ("Reshape", "Squeeze", "Unsqueeze", "Identity")
 def clip_of(value: ir.Value | None, limits: Collection[float] = ()) -> tuple[ir.Value, float, float] | None:
     """(x, low, high) if a value is x clipped between two constants with low <= high, else None.
 
-    limits: clip limits of recurrent nodes, to recover a limit of which the graph contains only a rounded inverse.
+    limits: the clip limits of recurrent nodes; a graph may contain only the rounded inverse of one.
     """
     node = _producer(value, "Clip", "Min", "Sub", "Add")
     if node is None:

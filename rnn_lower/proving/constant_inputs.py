@@ -24,7 +24,7 @@ def content(value: ir.Value | None, opset: int) -> np.ndarray | None:
 
 
 def _content(value: ir.Value, opset: int, known: dict[ir.Value, np.ndarray | None], most: int) -> np.ndarray | None:
-    """The content of a value, through at most so many nodes. known: the contents found so far."""
+    """The content of a value. known: the contents of other values.  most: the longest path to a constant."""
     if value in known:
         return known[value]
     known[value] = array = constant(value)

@@ -150,7 +150,7 @@ def _at_opset_of(lowered: Document, original: Document) -> Document:
 
 
 def quick_proof(original: Document, lowered: Document, seconds: float) -> Proof | None:
-    """The proof as far as it takes so many seconds, or None if the models cannot be proved at all."""
+    """The proof as far as it gets in `seconds`, or None if the models cannot be proved at all."""
     try:
         return prove_models(original, _without_unread_weights(lowered, original), 1, 0, seconds)
     except RnnLowerError:

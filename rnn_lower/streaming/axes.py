@@ -19,7 +19,7 @@ from rnn_lower.streaming.recurrent_states import Recurrence
 from rnn_lower.streaming.state_caches import CARRIED, Joined
 
 CALLS = ""
-"""The axis of a model of which each run is one step of the stream."""
+"""The axis of a model that computes one step of the stream per run."""
 
 
 def opened(document: Document, time: str) -> tuple[Document, str, int | None]:

@@ -22,7 +22,7 @@ LONGEST = 600
 """The limit of the remembered steps that a run covers."""
 
 CALLS = 6
-"""The number of consecutive runs of a model of which each run is one step."""
+"""The number of consecutive runs of a model that computes one step per run."""
 
 
 class ChunkedRuns:
