@@ -165,6 +165,8 @@ def locate(tensor: onnx.TensorProto, folder: Path) -> Place:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location, text = entries.get("location", ""), f"tensor '{tensor.name}'"
     parts = PurePosixPath(location).parts
+    if len(entries) < len(tensor.external_data):
+        raise RnnLowerError(f"{text}: an entry of its external data is repeated")
     if not location or "\0" in location:
         raise RnnLowerError(f"{text} has external data without a location")
     if PurePosixPath(location).is_absolute() or PureWindowsPath(location).anchor or ".." in parts:
@@ -183,11 +185,11 @@ def locate(tensor: onnx.TensorProto, folder: Path) -> Place:
     wanted = size_of(tensor)
     if wanted is None:
         raise RnnLowerError(f"{text} contains strings, which external data cannot represent")
-    try:
-        offset, length = int(entries.get("offset") or 0), int(entries.get("length") or wanted)
-    except ValueError:
-        raise RnnLowerError(f"{text}: the offset or the length of its external data is not a number") from None
-    if offset < 0 or length != wanted:
+    numbers = [entries.get("offset") or "0", entries.get("length") or str(wanted)]
+    if not all(number.isascii() and number.isdecimal() for number in numbers):  # int() also reads "1_0" and " 1"
+        raise RnnLowerError(f"{text}: the offset or the length of its external data is not a non-negative integer")
+    offset, length = map(int, numbers)
+    if length != wanted:
         raise RnnLowerError(
             f"{text} of shape {list(tensor.dims)} needs {wanted} bytes, but its external data has {length}"
             f" bytes at offset {offset}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import onnx
 import onnx.inliner
 
@@ -21,15 +23,17 @@ def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.
     before: the original. A model without such calls is returned unchanged.
     """
     there = {(function.domain, function.name) for function in before.functions}
-    called = {(node.domain, node.op_type) for node in _marked(after) if node.domain}
+    called = {(node.domain, node.op_type) for node in _marked(after) if _is_emitted(node.domain)}
     new_functions = [f for f in after.functions if (f.domain, f.name) in called - there]
     if not new_functions:
         return after
     opset = opset_of(after)
     for function in new_functions:
-        if opset_of(function) != opset:
-            name = f"{function.domain}.{function.name}"
+        name = f"{function.domain}.{function.name}"
+        if opset_of(function) != opset or len(function.opset_import) > 1:
             raise CallError(f"function {name} has a different opset from the model that calls it")
+        if function.attribute or function.attribute_proto:
+            raise CallError(f"function {name} has attributes, unlike functions that lowering makes")
     names = [(function.domain, function.name) for function in new_functions]
     try:
         result: onnx.ModelProto = onnx.inliner.inline_selected_functions(after, names, exclude=False)
@@ -52,6 +56,11 @@ def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.
         del result.graph.input[:]
         result.graph.input.extend(value for value in before.graph.input if value.name in inputs)
     return result
+
+
+def _is_emitted(domain: str) -> bool:
+    """Whether lowering gives this domain to functions; runtimes have their own operators in other domains."""
+    return re.fullmatch(r"rnn_lower(_\d+)?", domain) is not None
 
 
 def _marked(model: onnx.ModelProto) -> list[onnx.NodeProto]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,8 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proving.inline import without_made_calls
 from rnn_lower.shapes.shape_info import RESHAPES
-from rnn_lower.transforms.strip_weights import sizes_of
+from rnn_lower.transforms.fold import FOLDED
+from rnn_lower.transforms.strip_weights import load_error, sizes_of
 
 WEIGHT_PATH = ("Cast", "Concat", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
 """Operators between a weight and a recurrent node, which lowering may remove together with the node."""
@@ -43,9 +43,20 @@ def only_recurrent_nodes_changed(before: Model, after: Model) -> list[str]:
     return list(_Diff((old_folder, new_folder), old).messages("", old, without_made_calls(new, old)))
 
 
-def new_faults(old: onnx.ModelProto, new: onnx.ModelProto) -> list[str]:
-    """Faults of the new model that the old one does not have, and that only some runtimes accept."""
-    return [text.format(name) for text, faults in _FAULTS.items() for name in sorted(faults(new) - faults(old))]
+def frame_changes(before: Model, after: Model) -> list[str]:
+    """The differences between two models apart from their nodes, weights and the values between nodes."""
+    (old, old_folder), (new, new_folder) = before, after
+    return list(_Diff((old_folder, new_folder), old).frames(old, new))
+
+
+def new_faults(old: Document, new: Document) -> list[str]:
+    """Faults that keep some runtimes from loading the new model, and that the old one does not have."""
+    faults = [text.format(name) for text, find in _FAULTS.items() for name in sorted(find(new.proto) - find(old.proto))]
+    for strict in (False, True) if load_error(new.outline, True) else ():
+        error = load_error(new.outline, strict)
+        if error and not load_error(old.outline, strict):
+            return [*faults, error]
+    return faults
 
 
 def _repeated_names(model: onnx.ModelProto) -> set[str]:
@@ -59,39 +70,12 @@ def _repeated_names(model: onnx.ModelProto) -> set[str]:
 
 def _untyped_values(model: onnx.ModelProto) -> set[str]:
     """Values that a graph declares, but not as tensors with an element type."""
-    infos = (info for holder in protobuf.holders(model) for info in _infos(holder) if info.HasField("type"))
-    return {info.name for info in infos if not info.type.tensor_type.elem_type}
-
-
-def _infos(holder: protobuf.Holder) -> Iterator[onnx.ValueInfoProto]:
-    yield from holder.value_info
-    if isinstance(holder, onnx.GraphProto):
-        yield from (*holder.input, *holder.output)
-
-
-def _unnamed_bodies(model: onnx.ModelProto) -> set[str]:
-    """Nodes with a body that has no name."""
-    nodes = (node for holder in protobuf.holders(model) for node in holder.node)
-    return {node.name for node in nodes if not all(body.name for body in protobuf.graphs_of(node))}
-
-
-def _unsorted_values(model: onnx.ModelProto) -> set[str]:
-    """Values that a node, or a node in its bodies, reads before a later node of the same graph computes them."""
-    unsorted = set[str]()
+    untyped = set[str]()
     for holder in protobuf.holders(model):
-        computed = {name: index for index, node in enumerate(holder.node) for name in node.output}
-        for index, node in enumerate(holder.node):
-            read = itertools.chain(node.input, *(_free_names(body) for body in protobuf.graphs_of(node)))
-            unsorted.update(name for name in read if computed.get(name, -1) >= index)
-    unsorted.discard("")
-    return unsorted
-
-
-def _free_names(body: onnx.GraphProto) -> set[str]:
-    """The names of outer scopes that a body reads."""
-    own = {*(value.name for value in body.input), *(tensor.name for tensor in body.initializer)}
-    own |= {name for node in body.node for name in node.output}
-    return {*_used(body)} - own
+        ends = [] if isinstance(holder, onnx.FunctionProto) else [*holder.input, *holder.output]
+        infos = (info for info in (*holder.value_info, *ends) if info.HasField("type"))
+        untyped |= {info.name for info in infos if not info.type.tensor_type.elem_type}
+    return untyped
 
 
 def _redeclared_values(model: onnx.ModelProto) -> set[str]:
@@ -106,10 +90,8 @@ def _redeclared_values(model: onnx.ModelProto) -> set[str]:
 
 _FAULTS: Mapping[str, Callable[[onnx.ModelProto], set[str]]] = {
     "a body declares '{}', which it does not compute": _redeclared_values,
-    "a node reads '{}' before another node computes it": _unsorted_values,
+    "the declaration of '{}' has no element type of a tensor": _untyped_values,
     "several nodes have the name '{}'": _repeated_names,
-    "'{}' is declared without an element type of a tensor": _untyped_values,
-    "the body of node '{}' has no name": _unnamed_bodies,
 }
 
 
@@ -147,6 +129,24 @@ class _Diff:
             else:
                 for index, pair in enumerate(zip(a, b, strict=True)):
                     yield from self.messages(f"{field_path}[{index}]", *pair)
+
+    def frames(self, old: onnx.ModelProto, new: onnx.ModelProto) -> Iterator[str]:
+        """The differences between two models whose graphs may compute the same in other ways."""
+        yield from self.messages("", old, new, ["graph", "functions", "metadata_props"])
+        if not _equal(*([each for each in m.metadata_props if each.key != FOLDED] for m in (old, new))):
+            yield "model: metadata_props has changed"
+        yield from self.messages("graph", old.graph, new.graph, _OF_GRAPHS)
+        for name in ("input", "output"):
+            infos, there = getattr(old.graph, name), {info.name: info for info in getattr(new.graph, name)}
+            pairs = [(info, there.get(info.name, info)) for info in infos]
+            kept = [_common_sizes(a, a if name == "input" else b) for a, b in pairs]
+            new_kept = [_common_sizes(b, b if name == "input" else a) for a, b in pairs]
+            if list(there) != [info.name for info in infos] or not _equal(kept, new_kept):
+                yield f"graph: {name} has changed"
+        if len(old.functions) != len(new.functions):
+            yield "model: the number of functions has changed"
+        for index, (a, b) in enumerate(zip(old.functions, new.functions, strict=False)):
+            yield from self.messages(f"functions[{index}]", a, b, ["node", "value_info"])
 
     def graphs(self, path: str, old: protobuf.Holder, new: protobuf.Holder) -> Iterator[str]:
         """The differences between two graphs or functions, apart from recurrent nodes and their weights."""
@@ -335,6 +335,20 @@ def _without_sizes(old: onnx.ValueInfoProto, new: onnx.ValueInfoProto) -> onnx.V
             dim.ClearField("dim_value")
     if not new_type.HasField("shape"):
         copy.type.tensor_type.ClearField("shape")
+    return copy
+
+
+def _common_sizes(info: onnx.ValueInfoProto, other: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+    """A declaration with only the type and sizes that both have; the proof of whole models compares actual shapes."""
+    copy = onnx.ValueInfoProto()
+    copy.CopyFrom(info)
+    if not other.HasField("type"):
+        copy.ClearField("type")
+    elif info.type.HasField("tensor_type") and not other.type.tensor_type.HasField("shape"):
+        copy.type.tensor_type.ClearField("shape")
+    for dim, its_dim in zip(copy.type.tensor_type.shape.dim, other.type.tensor_type.shape.dim, strict=False):
+        if not (dim.HasField("dim_value") and its_dim.HasField("dim_value")):
+            dim.Clear()
     return copy
 
 

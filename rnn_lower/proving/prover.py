@@ -53,7 +53,7 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int, seconds: f
     deadline = time.thread_time() + seconds
     check_numbers(points=points, seed=seed)
     (source, path), (after, _) = map(files.open_model, (original, lowered))
-    faults = model_diff.new_faults(source.proto, after.proto)
+    faults = model_diff.new_faults(source, after)
     with _named(path):
         try:
             proof = _prove(source, after, points, seed, deadline)
@@ -68,11 +68,11 @@ def _prove(source: Document, lowered: Document, points: int, seed: int, deadline
     """The proof of each node, or of the whole models where lowering rewrote loops, folded or legalized other nodes."""
     before, after = _comparable(source, lowered)
     if rewrites_loops(before.model, after.model):
-        return prove_whole(before, after, points, seed, deadline)
+        return _prove_whole(before, after, points, seed, deadline)
     folded = _folded(source, after) if is_folded(after.proto) else before
     proof = _prove_nodes(folded, after, points, seed, deadline)
     if proof.changed and _is_legalized(after):
-        whole = prove_whole(before, after, points, seed, deadline)
+        whole = _prove_whole(before, after, points, seed, deadline)
         proof = whole if whole.ok else proof
         folded = before
     if folded is before:
@@ -80,6 +80,13 @@ def _prove(source: Document, lowered: Document, points: int, seed: int, deadline
     folding = prove_whole(before, folded, points, seed, deadline)
     unproved = tuple(f"the folding of constants is not proved: {why}" for why in folding.reasons)
     return dataclasses.replace(proof, changed=(*proof.changed, *unproved), whole=True)
+
+
+def _prove_whole(before: Document, after: Document, points: int, seed: int, deadline: float) -> Proof:
+    """The proof that two models compute the same, and that nothing but their nodes and weights differs."""
+    proof = prove_whole(before, after, points, seed, deadline)
+    changed = model_diff.frame_changes((before.proto, before.folder), (after.proto, after.folder))
+    return dataclasses.replace(proof, changed=(*proof.changed, *changed))
 
 
 def _prove_nodes(before: Document, after: Document, points: int, seed: int, deadline: float) -> Proof:
@@ -93,15 +100,16 @@ def _prove_nodes(before: Document, after: Document, points: int, seed: int, dead
 
 def changes(original: Any, lowered: Any) -> list[str]:
     """The differences between two models apart from their recurrent nodes and loops."""
-    (source, path), (after, _) = map(files.open_model, (original, lowered))
+    (source, path), (lowered_document, _) = map(files.open_model, (original, lowered))
     with _named(path):
-        before, after = _comparable(source, after)
-        if rewrites_loops(before.model, after.model):  # loop rewriting changes everything
-            return []
+        before, after = _comparable(source, lowered_document)
+        faults = model_diff.new_faults(source, lowered_document)
+        if rewrites_loops(before.model, after.model):  # which may change every node
+            return [*model_diff.frame_changes((before.proto, before.folder), (after.proto, after.folder)), *faults]
         before = _folded(source, after) if is_folded(after.proto) else before
         changed = model_diff.only_recurrent_nodes_changed((before.proto, before.folder), (after.proto, after.folder))
-        is_proved = changed and _is_legalized(after) and prove_whole(before, after, 1, 0, math.inf).ok
-        return [*([] if is_proved else changed), *model_diff.new_faults(source.proto, after.proto)]
+        is_proved = changed and _is_legalized(after) and _prove_whole(before, after, 1, 0, math.inf).ok
+        return [*([] if is_proved else changed), *faults]
 
 
 def _is_legalized(document: Document) -> bool:

@@ -9,10 +9,9 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
-from rnn_lower.ir.schemas import DEFAULT_DOMAINS, unknown_attributes
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import NODE_MARK, count_nodes, nodes, recurrent_nodes
 from rnn_lower.loops.unrolling import LOOPS
 from rnn_lower.modelio.document import Document
@@ -37,7 +36,6 @@ from rnn_lower.proving.whole_inputs import (
 )
 from rnn_lower.proving.whole_model import limits_of
 from rnn_lower.transforms.inline import inlined
-from rnn_lower.transforms.strip_weights import misdeclared
 
 TRIED_NUMBERS = 256
 """The most constants of comparisons that are tried as integer inputs."""
@@ -71,14 +69,10 @@ def prove_whole(
     """
     documents = [Document(inlined(source.embedded())) for source in (before, after)]
     models = [document.model for document in documents]
-    changed = [*_unloadable(*models), *_interface(*models)]
-    if changed:
+    if changed := [*_interface(*models)]:
         return Proof((), tuple(changed), whole=True)
-    wrong = misdeclared(documents[1].outline)
-    if wrong and misdeclared(documents[0].outline):
-        wrong = ""
-    verdict, reason, evaluations = DIFFERENT if wrong else OUT_OF_SCOPE, wrong, 0
-    for folded in () if wrong else (True, False):
+    verdict, reason, evaluations = OUT_OF_SCOPE, "", 0
+    for folded in (True, False):
         try:
             comparison = _Comparison(documents, points, seed, deadline, folded, exact_sizes)
             reason, evaluations = comparison.difference(), comparison.count
@@ -107,16 +101,6 @@ def _rows(before: ir.Model, after: ir.Model) -> list[tuple[str, str]]:
     return [(names.get(outs) or next((output for output in outs if output), "") or op, op) for op, outs in chosen]
 
 
-def _unloadable(before: ir.Model, after: ir.Model) -> Iterator[str]:
-    """The faults that keep only the second model from loading."""
-    if (after.ir_version or 0) > max(before.ir_version or 0, onnx.IR_VERSION):
-        yield f"graph: IR version {after.ir_version} is unknown"
-    known = {key for key, _ in _unknown_attributes(before)}
-    for (op, name), node in _unknown_attributes(after):
-        if (op, name) not in known:
-            yield f"{op} '{node.name}' has the unknown attribute '{name}'"
-
-
 def _interface(before: ir.Model, after: ir.Model) -> Iterator[str]:
     """The differences between the inputs and outputs of two models."""
     for what, old_values, new_values in (
@@ -130,9 +114,12 @@ def _interface(before: ir.Model, after: ir.Model) -> Iterator[str]:
             yield f"graph: the {what} differ"
 
 
-def _unknown_attributes(model: ir.Model) -> Iterator[tuple[tuple[str, str], ir.Node]]:
-    for node, scope in nodes(model):
-        yield from (((node.op_type, name), node) for name in unknown_attributes(node, scope.opset))
+def _has_shape(value: ir.Value, shape: tuple[int, ...]) -> bool:
+    """Whether a shape agrees with the declaration of a value."""
+    if value.shape is None:
+        return True
+    pairs = zip(value.shape, shape, strict=False)
+    return len(value.shape) == len(shape) and all(not isinstance(dim, int) or dim == size for dim, size in pairs)
 
 
 class _Comparison:
@@ -251,7 +238,11 @@ class _Comparison:
         self.kept -= overridden.keys()
         if symbols[0] != symbols[1]:
             raise OutOfScopeError(f"only one of the models uses the constant {min(symbols[0] ^ symbols[1])}")
-        for value, a, b in zip(self.models[0].graph.outputs, *results, strict=True):
+        for value, declared, a, b in zip(*(model.graph.outputs for model in self.models), *results, strict=True):
+            if b.size and not _has_shape(declared, b.shape):
+                raise WrongError(
+                    f"output '{value.name}' has shape {list(b.shape)}, but is declared as {declared.shape}"
+                )
             # Without trips, a Loop does not know the sizes of its steps.
             empty = a.size == b.size == 0 and a.ndim == b.ndim
             if empty and a.shape != b.shape:

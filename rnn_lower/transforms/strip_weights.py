@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnx
+import onnx.checker
 import onnx.shape_inference
 import onnx_ir as ir
 
@@ -116,18 +118,27 @@ def _shape_inference(proto: onnx.ModelProto, follow: bool, hints: Shapes | None)
     return inferred_model
 
 
-def misdeclared(proto: onnx.ModelProto) -> str:
-    """The first error that strict inference finds in an outline, in one line, or nothing."""
+def load_error(proto: onnx.ModelProto, strict: bool) -> str:
+    """The first error that onnx's checker finds in an outline, in one line, or "". strict: also infer all shapes."""
     try:
-        run_with_limits(_strict_inference, proto)
+        run_with_limits(_onnx_check, proto, strict)
     except RnnLowerError as error:
         return " ".join(str(error).split())
     return ""
 
 
-def _strict_inference(proto: onnx.ModelProto) -> bytes:
-    content = proto.SerializeToString()
-    return onnx.shape_inference.infer_shapes(content, check_type=True, strict_mode=True) and b""
+def _onnx_check(proto: onnx.ModelProto, strict: bool) -> bytes:
+    if not any(map(protobuf.is_external, protobuf.tensors(proto))):
+        onnx.checker.check_model(proto, full_check=strict)
+        return b""
+    with tempfile.TemporaryDirectory(prefix="rnn_lower_") as folder:
+        data = Path(folder, NO_FILE)
+        data.parent.mkdir(parents=True)
+        data.touch()  # the checker only looks whether the file exists
+        path = Path(folder, "outline.onnx")
+        path.write_bytes(proto.SerializeToString())
+        onnx.checker.check_model(str(path), full_check=strict)
+    return b""
 
 
 def sizes_of(info: onnx.ValueInfoProto) -> list[int | None] | None:

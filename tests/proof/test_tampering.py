@@ -13,6 +13,7 @@ from onenode import Case, build
 from onnx import helper, numpy_helper
 
 import rnn_lower
+from rnn_lower.driver.legalize_rest import LEGALIZED
 from rnn_lower.ir.protobuf import holders
 from rnn_lower.proving.model_diff import only_recurrent_nodes_changed
 
@@ -191,7 +192,7 @@ def test_nodes_that_read_what_comes_later(form, place, as_function):
         if any(name in read for node in nodes for name in node.output):
             proof = rnn_lower.prove(model, lowered)
             assert not proof.ok
-            assert any("before another node computes it" in line for line in proof.changed), proof
+            assert any("onnx check failed" in line for line in proof.changed), proof
             unsorted += 1
         del graph.node[:]
         graph.node.extend(nodes)
@@ -218,12 +219,12 @@ FLOATS = helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None)
     [
         (lambda m: [setattr(node, "name", "same") for node in m.graph.node], "several nodes have the name 'same'"),
         (lambda m: [setattr(node, "name", "same") for node in body_of(m).node], "several nodes have the name 'same'"),
-        (lambda m: body_of(m).input[0].type.tensor_type.ClearField("elem_type"), "without an element type"),
-        (lambda m: body_of(m).input[0].type.CopyFrom(helper.make_sequence_type_proto(FLOATS)), "without an element"),
-        (lambda m: declared(m.graph).type.CopyFrom(helper.make_sequence_type_proto(FLOATS)), "without an element type"),
-        (lambda m: declared(m.graph).type.CopyFrom(helper.make_optional_type_proto(FLOATS)), "without an element type"),
-        (lambda m: declared(m.graph).type.sparse_tensor_type.SetInParent(), "without an element type"),
-        (lambda m: setattr(body_of(m), "name", ""), "has no name"),
+        (lambda m: body_of(m).input[0].type.tensor_type.ClearField("elem_type"), "has no element type"),
+        (lambda m: body_of(m).input[0].type.CopyFrom(helper.make_sequence_type_proto(FLOATS)), "onnx check failed"),
+        (lambda m: declared(m.graph).type.CopyFrom(helper.make_sequence_type_proto(FLOATS)), "onnx check failed"),
+        (lambda m: declared(m.graph).type.CopyFrom(helper.make_optional_type_proto(FLOATS)), "onnx check failed"),
+        (lambda m: declared(m.graph).type.sparse_tensor_type.SetInParent(), "has no element type"),
+        (lambda m: setattr(body_of(m), "name", ""), "onnx check failed"),
     ],
 )
 def test_files_that_do_not_load_are_not_proved(change, reason):
@@ -317,3 +318,93 @@ def test_a_declaration_of_an_output_is_compared():
     assert rnn_lower.prove(model, lowered).ok
     lowered.graph.value_info.append(helper.make_tensor_value_info("Y", onnx.TensorProto.FLOAT, [7, 1, 2, 4]))
     assert not rnn_lower.prove(model, lowered).ok
+
+
+def with_unread_rnn(lowered: onnx.ModelProto) -> None:
+    """Add a recurrent node, as a model has in which loops became recurrent nodes."""
+    shapes = {"zero_W": (1, 2, 3), "zero_R": (1, 2, 2)}
+    lowered.graph.initializer.extend(
+        numpy_helper.from_array(np.zeros(shape, np.float32), name) for name, shape in shapes.items()
+    )
+    lowered.graph.node.append(helper.make_node("RNN", ["X", *shapes], ["zero_Y"], "unread", hidden_size=2))
+
+
+def with_mark(lowered: onnx.ModelProto) -> None:
+    """Mark a node as one that replaced a node that is not recurrent."""
+    lowered.graph.node[0].metadata_props.add(key=LEGALIZED, value="yes")
+
+
+FRAME = {
+    "metadata_props": lambda m: m.metadata_props.add(key="a", value="b"),
+    "opset_import": lambda m: m.opset_import.add(domain="other", version=1),
+    "doc_string": lambda m: setattr(m.graph, "doc_string", "another"),
+    "functions": lambda m: m.functions.append(
+        helper.make_function("other", "F", ["a"], ["b"], [helper.make_node("Identity", ["a"], ["b"])], m.opset_import)
+    ),
+    "output": lambda m: setattr(m.graph.output[0].type.tensor_type.shape.dim[0], "dim_value", 77),
+    "input": lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[2], "dim_param", "any"),
+}
+
+
+@pytest.mark.parametrize("choose", [with_unread_rnn, with_mark])
+@pytest.mark.parametrize("field", FRAME)
+def test_a_file_does_not_choose_a_weaker_proof(field, choose):
+    """Both make the prover compare whole models, which must not hide other changes."""
+    model, _ = build(Case("LSTM", 17, I=3))
+    lowered = rnn_lower.lower(model)
+    choose(lowered)
+    assert rnn_lower.prove(model, lowered).ok
+    FRAME[field](lowered)
+    proof = rnn_lower.prove(model, lowered)
+    assert any(field in line or "onnx check failed" in line for line in proof.changed), proof
+
+
+def moved_to(domain: str, name: str):
+    def change(lowered: onnx.ModelProto) -> None:
+        (function,) = lowered.functions
+        (call,) = (node for node in lowered.graph.node if node.domain == function.domain)
+        (entry,) = (entry for entry in lowered.opset_import if entry.domain == function.domain)
+        function.name, function.domain = name, domain
+        call.op_type, call.domain, entry.domain = name, domain, domain
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        moved_to("com.microsoft", "QAttention"),  # an operator of onnxruntime
+        lambda m: setattr(m, "ir_version", 100),
+        lambda m: m.functions[0].opset_import.add(domain="other", version=1),
+        lambda m: m.functions[0].attribute.append("axis"),
+        lambda m: m.opset_import.remove(next(entry for entry in m.opset_import if entry.domain)),
+    ],
+)
+def test_a_function_is_one_that_lowering_makes(change):
+    model, _ = build(Case("LSTM", 17))
+    lowered = rnn_lower.lower(model, as_function=True)
+    change(lowered)
+    assert not rnn_lower.prove(model, lowered).ok
+
+
+def tiled(lowered: onnx.ModelProto) -> None:
+    """Repeat an output once along its first axis; numpy also accepts fewer repeats than axes, ONNX does not."""
+    producer = next(node for node in lowered.graph.node if "Y" in node.output)
+    producer.output[list(producer.output).index("Y")] = "once"
+    lowered.graph.initializer.append(numpy_helper.from_array(np.array([1]), "repeats"))
+    lowered.graph.node.append(marked("Tile", ["once", "repeats"], ["Y"]))
+
+
+def twice(lowered: onnx.ModelProto) -> None:
+    """Store the numbers of a weight in two fields."""
+    weight = next(tensor for tensor in lowered.graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT)
+    weight.float_data.extend(numpy_helper.to_array(weight).ravel())
+
+
+@pytest.mark.parametrize("change", [tiled, twice, lambda m: setattr(m.graph.node[0], "domain", "ai.onnx")])
+@pytest.mark.parametrize("form", ["scan", "loop", "unroll"])
+def test_a_model_that_the_checker_rejects_is_not_proved(change, form):
+    model, _ = build(Case("LSTM", 17, T=3))
+    lowered = rnn_lower.lower(model, form=form)
+    change(lowered)
+    assert any("onnx check failed" in line for line in rnn_lower.prove(model, lowered).changed)
