@@ -39,9 +39,11 @@ def batch_directions(b: GraphBuilder, nodes: Sequence[ir.Node]) -> dict[ir.Value
     if any(concat is None and pair[0].uses() for concat, pair in zip(joined, pairs, strict=True)):
         return {}
     outer = b.body()
+    inner = outer.body()
     with outer.scope("both"):
-        body = _BatchedBody(outer, scans).graph()
+        body = _BatchedBody(outer, inner, scans).graph()
         if body is None:
+            detach([*outer.nodes, *inner.nodes])  # or the constants that they read would be written
             return {}
         states = state_count(scans[0])
         inputs = [_stacked(outer, scans, k, 0 if k < states else 1) for k in range(len(scans[0].inputs))]
@@ -105,8 +107,8 @@ def _in_order(outer: GraphBuilder, x: Operand, scan: ir.Node) -> Operand:
 class _BatchedBody:
     """Applies the nodes of two equal bodies to stacked values; weights are stacked by nodes of `outer`."""
 
-    def __init__(self, outer: GraphBuilder, scans: Sequence[ir.Node]) -> None:
-        self.outer, self.scans = outer, scans
+    def __init__(self, outer: GraphBuilder, inner: GraphBuilder, scans: Sequence[ir.Node]) -> None:
+        self.outer, self.inner, self.scans = outer, inner, scans
         self.stacked: dict[tuple[ir.Value | None, ir.Value | None], Operand] = {(None, None): None}
 
     def graph(self) -> ir.Graph | None:
@@ -114,13 +116,12 @@ class _BatchedBody:
         first, second = (scan.attributes["body"].as_graph() for scan in self.scans)
         if len(first) != len(second) or len(first.inputs) != len(second.inputs):
             return None
-        inner = self.outer.body()
-        inputs = []
+        inputs, inner = [], self.inner
         for pair in zip(first.inputs, second.inputs, strict=True):
             inputs.append(inner.new_value(_base_name(pair[0]), pair[0].dtype, [2, *dims_of(pair[0])]))
             self.stacked[pair] = inputs[-1]
         for nodes in zip(first, second, strict=True):
-            if not self._apply(inner, *nodes):
+            if not self._apply(*nodes):
                 return None
         outputs = [self.stacked.get(pair) for pair in zip(first.outputs, second.outputs, strict=True)]
         if not all(isinstance(output, ir.Value) for output in outputs):
@@ -129,14 +130,16 @@ class _BatchedBody:
             declare(output, old.dtype or inner.dtype, [2, *dims_of(old)[-2:]])
         return inner.graph(inputs, [as_value(output) for output in outputs], "body")
 
-    def _apply(self, inner: GraphBuilder, one: ir.Node, two: ir.Node) -> bool:
+    def _apply(self, one: ir.Node, two: ir.Node) -> bool:
         """Apply a node of both bodies to stacked operands; False if the nodes differ, or the operator is unknown."""
         values = [{name: attribute.value for name, attribute in node.attributes.items()} for node in (one, two)]
         if one.op_type != two.op_type or values[0] != values[1]:
             return False
         pairs = list(itertools.zip_longest(one.inputs, two.inputs))
         if one.op_type == "Unsqueeze" and one.outputs[0].is_graph_output():  # stacks a state over time
-            self.stacked[one.outputs[0], two.outputs[0]] = inner.op("Identity", self.stacked.get(pairs[0]), name="Y")
+            self.stacked[one.outputs[0], two.outputs[0]] = self.inner.op(
+                "Identity", self.stacked.get(pairs[0]), name="Y"
+            )
             return pairs[0] in self.stacked
         splits_columns = one.op_type == "Split" and values[0].get("axis") == 1
         if not splits_columns and one.op_type not in (*ELEMENTWISE, "MatMul"):
@@ -147,12 +150,12 @@ class _BatchedBody:
                 if operand is None:
                     return False
                 self.stacked[pair] = operand
-        inputs = [inner.value(self.stacked[pair]) for pair in pairs]
-        outputs = [inner.new_value(_base_name(value)) for value in one.outputs]
+        inputs = [self.inner.value(self.stacked[pair]) for pair in pairs]
+        outputs = [self.inner.new_value(_base_name(value)) for value in one.outputs]
         node = ir.Node("", one.op_type, inputs, list(one.attributes.values()), outputs=outputs, name=outputs[0].name)
         if splits_columns:
             node.attributes.add(ir.AttrInt64("axis", 2))
-        inner.append(node)
+        self.inner.append(node)
         self.stacked.update(zip(zip(one.outputs, two.outputs, strict=True), outputs, strict=True))
         return True
 

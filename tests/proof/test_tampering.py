@@ -408,3 +408,48 @@ def test_a_model_that_the_checker_rejects_is_not_proved(change, form):
     lowered = rnn_lower.lower(model, form=form)
     change(lowered)
     assert any("onnx check failed" in line for line in rnn_lower.prove(model, lowered).changed)
+
+
+def computed_on(lowered: onnx.ModelProto, *steps: tuple[str, float]) -> onnx.ModelProto:
+    """The model with more nodes behind Y, each with a constant operand."""
+    producer = next(node for node in lowered.graph.node if "Y" in node.output)
+    producer.output[list(producer.output).index("Y")] = "value0"
+    for index, (op_type, number) in enumerate(steps):
+        lowered.graph.initializer.append(numpy_helper.from_array(np.float32(number), f"number{index}"))
+        output = "Y" if index == len(steps) - 1 else f"value{index + 1}"
+        lowered.graph.node.append(marked(op_type, [f"value{index}", f"number{index}"], [output]))
+    return lowered
+
+
+@pytest.mark.parametrize(
+    ("steps", "exact"),
+    [
+        ([("Add", 2.0**30), ("Sub", 2.0**30)], False),
+        ([("Sub", 2.0**30), ("Add", 2.0**30)], False),
+        ([("Mul", 2.0**-140), ("Div", 2.0**-140)], False),
+        ([("Mul", 2.0**100), ("Mul", 2.0**100), ("Div", 2.0**100), ("Div", 2.0**100)], False),
+        ([("Mul", 2.0), ("Div", 2.0)], True),
+    ],
+)
+def test_constants_that_cancel_are_not_proved_where_floats_lose_digits(steps, exact):
+    model, feeds = build(Case("LSTM", 17, outputs=("Y",)))
+    lowered = computed_on(rnn_lower.lower(model), *steps)
+    onnx.checker.check_model(lowered)
+    pairs = zip(run_onnxruntime(model, feeds), run_onnxruntime(lowered, feeds), strict=True)
+    assert all(np.allclose(a, b, atol=1e-6) for a, b in pairs) == exact
+    assert rnn_lower.prove(model, lowered).ok == exact
+
+
+def test_an_empty_output_has_all_other_sizes():
+    model, _ = build(Case("LSTM", 17, T=0, outputs=("Y",)))
+    lowered = rnn_lower.lower(model, form="unroll")
+    assert rnn_lower.prove(model, lowered).ok
+    del lowered.graph.output[0].type.tensor_type.shape.dim[:]
+    lowered.graph.output[0].type.tensor_type.ClearField("shape")
+    del model.graph.output[0].type.tensor_type.shape.dim[:]
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    producer = next(node for node in lowered.graph.node if "Y" in node.output)
+    producer.output[list(producer.output).index("Y")] = "unread"
+    lowered.graph.initializer.append(numpy_helper.from_array(np.array([0, 1, 0, 4]), "sizes"))
+    lowered.graph.node.append(marked("ConstantOfShape", ["sizes"], ["Y"]))
+    assert not rnn_lower.prove(model, lowered).ok

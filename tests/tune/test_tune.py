@@ -108,6 +108,9 @@ def test_a_step_with_other_activations_stays_apart():
     case = dataclasses.replace(BATCHED, activations=activations)
     lowered = agrees(case, "scan", target="onnxruntime") or rnn_lower.lower(build(case)[0], target="onnxruntime")
     assert [node.op_type for node in every_node(lowered)].count("Scan") == 2
+    read = {name for node in every_node(lowered) for name in node.input}
+    assert {tensor.name for tensor in lowered.graph.initializer} <= read
+    assert rnn_lower.prove(build(case)[0], lowered).ok
 
 
 def test_nan_of_one_direction_stays_there():
