@@ -15,7 +15,7 @@ import onnx_ir as ir
 from rnn_lower.ir.schemas import WITH_BODIES
 from rnn_lower.ir.walk import known_tensor
 from rnn_lower.proving.field import SMALL, Array, Field
-from rnn_lower.proving.interpreter import Graph, Interpreter
+from rnn_lower.proving.interpreter import Graph, Interpreter, check_shape
 from rnn_lower.proving.operators import (
     Call,
     OutOfScopeError,
@@ -131,7 +131,8 @@ class EmittedInterpreter(Interpreter):
             raise WrongError(f"{error.node.op_type} '{error.node.name}' divides by zero") from None
 
     def _bind(self, value: ir.Value, array: Array) -> None:
-        self._compare_shape(value, array)
+        if value.shape is not None and all(value is not known for known in self._graph.declared):
+            check_shape(value, array, self._sizes)
         super()._bind(value, array)
 
     def _execute(self, node: ir.Node) -> Sequence[Array]:
@@ -139,18 +140,6 @@ class EmittedInterpreter(Interpreter):
         if self.recorded is not None:
             self.recorded += [result for result in results if result.dtype == np.uint64]
         return results
-
-    def _compare_shape(self, value: ir.Value, array: Array) -> None:
-        """Raise WrongError if a value does not have its declared shape.
-
-        The model diff compares the declarations of outputs that the original declares, too.
-        """
-        if value.shape is None or any(value is known for known in self._graph.declared):
-            return
-        declared = [dim if isinstance(dim, int) else self._sizes.get(str(dim.value)) for dim in value.shape]
-        pairs = zip(declared, array.shape, strict=False)
-        if len(declared) != array.ndim or (array.size and any(size not in (None, real) for size, real in pairs)):
-            raise WrongError(f"'{value.name}' has shape {list(array.shape)}, but is declared as {value.shape}")
 
     def _compute(self, call: Call) -> Sequence[Array]:
         node = call.node

@@ -318,6 +318,14 @@ def size_of_result(call: Call) -> int:
         return sum(int(array.size) for array in arrays)
 
 
+def check_shape(value: ir.Value, array: Array, symbols: Mapping[str, int]) -> None:
+    """Raise WrongError if an array does not have the declared shape of a value. symbols: sizes by name."""
+    declared = [dim if isinstance(dim, int) else symbols.get(str(dim.value)) for dim in value.shape or ()]
+    pairs = zip(declared, array.shape, strict=False)
+    if len(declared) != array.ndim or (array.size and any(size not in (None, real) for size, real in pairs)):
+        raise WrongError(f"'{value.name}' has shape {list(array.shape)}, but is declared as {value.shape}")
+
+
 def check_time(deadline: float) -> None:
     """Raise OutOfScopeError after the deadline."""
     if time.thread_time() > deadline:

@@ -562,3 +562,16 @@ def test_a_loop_that_does_otherwise_at_one_step_stays(kind, number):
         array = array.astype(np.float32) if array.dtype == np.float64 else array
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
     assert "RNN" not in {node.op_type for node in rnn_lower.raise_loops(model).graph.node}
+
+
+def test_a_false_declaration_between_unrolled_nodes_is_not_proved():
+    model = keras_gru()
+    lowered = rnn_lower.lower(model, loops=True, dims={"N": 2, "T": 3})
+    assert rnn_lower.prove(model, lowered).ok
+    declared = [each for each in lowered.graph.value_info if each.type.tensor_type.shape.dim]
+    assert len(declared) > 10
+    for each in declared[::8]:
+        dim = each.type.tensor_type.shape.dim[0]
+        size, dim.dim_value = dim.dim_value, 77
+        assert not rnn_lower.prove(model, lowered).ok
+        dim.dim_value = size
