@@ -104,7 +104,7 @@ def _parts(tensors: Iterable[onnx.SparseTensorProto]) -> Iterator[onnx.TensorPro
 def dims_of(value: onnx.ValueInfoProto) -> list[int | str | None] | None:
     """The declared sizes: an int, a symbolic name, or None per axis; None without a shape.
 
-    A negative size is a way of saying that it is unknown.
+    A negative size means an unknown size.
     """
     if not value.type.tensor_type.HasField("shape"):
         return None
@@ -160,7 +160,7 @@ def check_data(tensor: onnx.TensorProto, folder: Path | None) -> None:
 def locate(tensor: onnx.TensorProto, folder: Path) -> Place:
     """The location of the data of an external tensor, with links resolved.
 
-    Raises RnnLowerError for what does not lie in the folder by its name, is no regular file, or does not hold the data.
+    Raises RnnLowerError if the file name leads out of the folder, or the file is not regular or does not hold the data.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location, text = entries.get("location", ""), f"tensor '{tensor.name}'"

@@ -122,7 +122,7 @@ def get_attribute(node: ir.Node, name: str, kind: ir.AttributeType, default: Any
 def known_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     """The tensor of an initializer or Constant node, without reading its data; None for run-time values.
 
-    An initializer that is also a graph input may be given by the caller, so it counts as unknown.
+    A caller may override an initializer that is also a graph input, so it counts as unknown.
     """
     if value is None or value.is_graph_input():
         return None
@@ -157,7 +157,7 @@ def integers(
 
 def subgraphs(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
     """The bodies of a node with the names of their attributes."""
-    for attribute in node.attributes.data.values():  # the plain dict: every node of a model comes by here many times
+    for attribute in node.attributes.data.values():  # the plain dict, because this runs many times for every node
         if attribute.type not in _HOLD_GRAPHS or attribute.is_ref():
             continue
         if attribute.type == ir.AttributeType.GRAPH:
@@ -179,7 +179,7 @@ def opset_of(holder: onnx.ModelProto | onnx.FunctionProto) -> int | None:
 
 def plain_imports(imports: Mapping[str, int]) -> dict[str, int]:
     """The imports with one name for the default domain."""
-    names = sorted(imports, reverse=True)  # the empty one is the last, and stays
+    names = sorted(imports, reverse=True)  # the empty name comes last, and wins
     return {"" if name in DEFAULT_DOMAINS else name: imports[name] for name in names}
 
 

@@ -1,8 +1,8 @@
 """Representations of values while a loop is unrolled, before any node computes them.
 
-A number that is known (`np.ndarray`) folds. One step of a sequence (`Row`) is cut out only where a node reads it, and
-what a step does to its row alone is done to all rows at once. A list that steps write into (`Table`) is the rows that
-it holds: exporters write such lists by ScatterND, ScatterElements, or by Concat and Slice, at each step anew.
+Known numbers (`np.ndarray`) fold. A step of a sequence (`Row`) is sliced only if a node reads it, and operations on a
+single row are applied to all rows at once. A list that steps write into (`Table`) is represented by its rows: exporters
+rewrite such a list at every step by ScatterND, ScatterElements, or Concat and Slice.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rnn_lower.ir.walk import known_tensor
 from rnn_lower.shapes.shape_info import ShapeInfo
 
 FEW = 1 << 20
-"""Elements up to which constants are computed with."""
+"""The largest constant, in elements, that is folded."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What lies at an index of axis 0 of a value of `count` rows."""
+    """The row of a value at an index of axis 0; the value has `count` rows."""
 
     source: ir.Value
     index: int
@@ -34,7 +34,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Table:
-    """A value whose axis 0 holds these."""
+    """A value that consists of these rows along axis 0."""
 
     rows: tuple[Item, ...]
 
@@ -43,7 +43,7 @@ Item: TypeAlias = "ir.Value | np.ndarray | Row | Table | None"
 
 
 class Items:
-    """Makes values of items, each once. ranks: of values that were written here."""
+    """Converts items to values, each once. ranks: of the emitted values."""
 
     def __init__(self, b: GraphBuilder, shape_info: ShapeInfo) -> None:
         self.b, self._shape_info = b, shape_info
@@ -54,7 +54,7 @@ class Items:
     # -- what is known -----------------------------------------------------------------------------------------------
 
     def array(self, item: Item) -> np.ndarray | None:
-        """The numbers of an item, where they are known and few."""
+        """The numbers of an item if they are known and few, or None."""
         if isinstance(item, Table):
             rows = [self.array(row) for row in item.rows]
             return None if not rows or any(row is None for row in rows) else np.stack(rows)  # type: ignore[arg-type]
@@ -86,21 +86,21 @@ class Items:
         return None if sizes is None else len(sizes)
 
     def shape(self, item: Item) -> tuple[int, ...] | None:
-        """All sizes of an item, where all are known."""
+        """All sizes of an item if all are known, or None."""
         sizes = self.sizes(item)
         known = tuple(size for size in sizes or () if size is not None)
         return known if sizes is not None and len(known) == len(sizes) else None
 
     def count(self, item: Item) -> int | None:
-        """How many rows lie on axis 0, where that is known."""
+        """The number of rows along axis 0, or None if unknown."""
         return len(item.rows) if isinstance(item, Table) else (self.sizes(item) or (None,))[0]
 
     def rows(self, item: Item) -> tuple[Item, ...] | None:
-        """The rows of an item as items of their own."""
+        """The rows of an item, each as an item."""
         if isinstance(item, Table):
             return item.rows
         if isinstance(item, np.ndarray) and item.ndim:
-            return tuple(item)  # np.ndarray of each row
+            return tuple(item)  # a numpy array for each row
         count = self.count(item)
         if not isinstance(item, ir.Value) or count is None:
             return None
@@ -109,7 +109,7 @@ class Items:
     # -- values ------------------------------------------------------------------------------------------------------
 
     def value(self, item: Item) -> ir.Value | None:
-        """The value of an item; written where it is asked for first."""
+        """The value of an item, emitted at its first use."""
         if item is None or isinstance(item, ir.Value):
             return item
         key = key_of(item)
@@ -124,7 +124,7 @@ class Items:
         return written(self.b.value(Constant(repr(key_of(array)).encode(), array.shape, dtype, lambda: array)))
 
     def _row(self, row: Row) -> ir.Value:
-        """Cut out of the source, which one Split serves for all rows."""
+        """The row as a slice of the source; `simplify` later merges the slices into one Split."""
         if row.source not in self._parts:
             names = [f"{row.source.name}_{index}" for index in range(row.count)]
             self._parts[row.source] = self.b.split(row.source, 0, [1] * row.count, names)
@@ -145,18 +145,18 @@ class Items:
         return parts[0] if len(parts) == 1 else written(self.b.concat(parts, 0, "rows"))
 
     def weight(self, tensor: ir.TensorProtocol) -> Item:
-        """An initializer of a body: its numbers, or, where these are many, an initializer of the model."""
+        """The item for an initializer of a body: its numbers or, if they are many, an initializer of the model."""
         return np.asarray(tensor.numpy()) if tensor.size <= FEW else self.b.value(from_tensor(tensor))
 
 
 def written(operand: Any) -> ir.Value:
-    """What a builder has answered, which is a value where it got one."""
+    """The result of a builder as a value; it is one if an operand was."""
     assert isinstance(operand, ir.Value)
     return operand
 
 
 def _runs(rows: Sequence[Item]) -> list[list[Item]]:
-    """Rows that follow each other in one source, and those that are known, together."""
+    """The rows in groups: consecutive rows of one source, and known rows."""
     runs: list[list[Item]] = []
     for row in rows:
         last = runs[-1][-1] if runs else None
@@ -170,7 +170,7 @@ def _runs(rows: Sequence[Item]) -> list[list[Item]]:
 
 
 def key_of(item: Item) -> Any:
-    """What equal items have in common."""
+    """A key that equal items share."""
     if isinstance(item, (np.ndarray, np.generic)):
         return ("numbers", str(item.dtype), item.shape, item.tobytes())
     return ("table", *map(key_of, item.rows)) if isinstance(item, Table) else item

@@ -24,15 +24,15 @@ MARK = "rnn_lower.loop"
 """The metadata that names the loop of which an emitted node is a step."""
 
 SIZES = (None, ir.DataType.INT32, ir.DataType.INT64)
-"""What the element type of sizes may be, as far as it is declared."""
+"""The element types that sizes may have; None if nothing declares it."""
 
 ROUNDS = 8
-"""How often unrolling may tell the trip counts of further loops; each takes one level of loops in loops."""
+"""The largest number of passes over the model; each pass may reveal the trip counts of one level of nested loops."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RemainingLoop:
-    """A loop that stays as it is, and why."""
+    """A loop that is not unrolled, and the reason."""
 
     node: ir.Node
     path: str
@@ -47,16 +47,16 @@ def describe(node: ir.Node) -> str:
 
 
 def loops(model: ir.Model) -> Iterator[tuple[ir.Node, Scope]]:
-    """The Loop and Scan nodes of a model, wherever they are."""
+    """All Loop and Scan nodes of a model, also in bodies and functions."""
     for node, scope in nodes(model):
         if node.op_type in LOOPS and node.domain in DEFAULT_DOMAINS and node.op_identifier() not in model.functions:
             yield node, scope
 
 
 def unroll_loops(model: ir.Model, max_nodes: int) -> tuple[list[str], list[RemainingLoop]]:
-    """Unroll what can be, in place: the loops that are gone, and those that stay. Constants are folded on the way.
+    """Unroll loops in place; returns those that were unrolled, and those that stay. Also folds constants.
 
-    max_nodes: how many may be written.
+    max_nodes: the maximum number of emitted nodes.
     """
     _fold(model)
     done, remaining = list[str](), list[RemainingLoop]()

@@ -16,7 +16,7 @@ UNARY = (
 )  # fmt: skip
 BINARY = ("Add", "Sub", "Mul", "Div", "And", "Or", "Less", "Greater", "Equal")
 BROADCASTS = 7
-"""The opset from which on binary operators broadcast without being asked to."""
+"""The first opset in which binary operators broadcast without an attribute."""
 
 
 class Call:
@@ -117,13 +117,13 @@ RULES: dict[str, Callable[[Call], Item]] = {
     "Slice": _slice, "Concat": _concat, "ScatterND": _scatter_nd, "ScatterElements": _scatter_elements,
     "Shape": _shape,
 }  # fmt: skip
-"""None where a node has to compute the result."""
+"""(operation) -> the result, or None if a node has to compute it."""
 
 
 def of_all_rows(call: Call, steps: int, opset: int) -> list[Item] | None:
     """The rows that a node computes from rows with the same index, for all indices at once; None if impossible.
 
-    steps: how many rows will be asked for; a sequence that is much longer is cut first.
+    steps: the number of rows that are needed; a much longer sequence is cut first.
     """
     rows = [item for item in call.inputs if isinstance(item, Row)]
     if not rows or len({(row.index, row.count) for row in rows}) > 1 or rows[0].count > 2 * steps:
@@ -145,7 +145,7 @@ def of_all_rows(call: Call, steps: int, opset: int) -> list[Item] | None:
 
 
 def _shifted(call: Call, rank: int, opset: int) -> dict[str, Any] | None:
-    """The attributes with which a node treats all rows as it treats one row of this rank."""
+    """The attributes with which the node computes all rows as it computes one row of this rank."""
     op_type, operands = call.node.op_type, [item for item in call.inputs if not isinstance(item, Row)]
     own = {name: attribute.value for name, attribute in call.node.attributes.items()}
     if op_type in UNARY:

@@ -20,12 +20,12 @@ from rnn_lower.transforms.evaluate import evaluate_node
 
 LOOPS = ("Loop", "Scan")
 NONDETERMINISTIC = ("Dropout", *RANDOM)
-"""Operators of which two equal nodes give two values."""
+"""Operators of which two equal nodes compute different values."""
 
 SCAN_WITHOUT_BATCH = 9
 
 UNLIMITED = 2**31 - 1
-"""A trip count from which on exporters write that only the condition ends a loop."""
+"""The smallest trip count by which exporters mean that only the condition ends the loop."""
 
 Env = Mapping[ir.Value, Item]
 
@@ -37,7 +37,7 @@ class NotCountedError(UnsupportedError):
 class Unroller:
     """Emits the steps of one loop into `b`. After NotCountedError, drop the emitted nodes.
 
-    max_nodes: how many nodes may be written.
+    max_nodes: the maximum number of emitted nodes.
     """
 
     def __init__(self, b: GraphBuilder, shape_info: ShapeInfo, max_nodes: int) -> None:
@@ -118,7 +118,7 @@ class Unroller:
     ) -> tuple[Sequence[Item], list[Sequence[Item]]]:  # fmt: skip
         """The states after the last step, and the outputs of each step to stack.
 
-        sequences: what a Scan reads, step by step.  going: the condition of a Loop, which has none.
+        sequences: the inputs that a Scan reads step by step.  going: the condition of a Loop; a Scan has none.
         """
         steps: list[Sequence[Item]] = []
         before = len(self.b.nodes)
@@ -276,7 +276,7 @@ class Unroller:
             return None
         try:
             computed = evaluate_node(node, arrays, self.b.opset)
-        except Exception:  # whatever onnx's evaluator stumbles over is left to the runtime
+        except Exception:  # onnx's evaluator may raise anything; the runtime then computes the node
             return None
         if sum(array.size for array in computed) > FEW or any(array.dtype.kind not in "biuf" for array in computed):
             return None
@@ -335,7 +335,7 @@ def _pass_on(graph: ir.Graph, env: Env, items: Items) -> None:
 
 
 def _changed(inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> Iterator[ir.Value]:
-    """The states that a step changes."""
+    """The states that a step changes, by index."""
     for before, after in zip(inputs, outputs, strict=False):
         if behind_identity(after) is not before:
             yield before
@@ -349,7 +349,7 @@ def behind_identity(value: ir.Value) -> ir.Value:
 
 
 def _gemm_parts(node: ir.Node) -> list[ir.Node]:
-    """A MatMul and an Add in place of a Gemm, so that all steps share the product of X; else none."""
+    """A MatMul and an Add that replace a Gemm, so that all steps share the product of X; [] for other nodes."""
     alpha, beta = (get_attribute(node, name, ir.AttributeType.FLOAT, 1.0) for name in ("alpha", "beta"))
     if node.op_type != "Gemm" or node.domain != "" or alpha != 1 or beta not in (0, 1):
         return []

@@ -1,7 +1,7 @@
 """Run models in a child process, because they may end the process.
 
-A child is a fork, so that it has what its parent has loaded and holds without a copy; where there is no fork, or where
-it could hang, all is done here. What has limits, and comes many times in a call, is in `resource_limits`.
+A child is a fork, which shares the parent's modules and data without a copy. If the system cannot fork, or a fork could
+hang, the work runs in this process. `resource_limits` handles frequent small tasks with limits.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ R = TypeVar("R")
 
 _DONE = b"/done"
 _DIE_WITH_PARENT = 1
-"""PR_SET_PDEATHSIG of Linux."""
+"""The number of PR_SET_PDEATHSIG in Linux."""
 
 STOP = signal.SIGUSR2 if hasattr(signal, "SIGUSR2") else signal.SIGTERM
-"""Tells a child to stop; of the others each may be ignored, as nohup has it."""
+"""The signal that tells a child to stop; nohup and others may make a child ignore any other."""
 
 TIDYING = 200
-"""Hundredths of a second in which a child that is to stop may still remove what it has written."""
+"""How long a child may clean up after it was told to stop, in hundredths of a second."""
 
 
 class Ended(Exception):
@@ -42,16 +42,16 @@ class Ended(Exception):
 
 
 class InChild(Exception):
-    """The traceback of an error that was raised in a child; it is the cause of the error."""
+    """The traceback of an error in a child, used as the cause of the error."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 
 
 def run_in_subprocess(function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-    """Run a function in a child process without limits, which ends with its parent; return or raise its result.
+    """The result of a function that runs in a child process without limits; its error is raised here.
 
-    What it changes stays in the child, where one may be forked. Raises Ended when the child does not live to tell.
+    The child ends with its parent, and its changes to objects are lost. Raises Ended if the child dies.
     """
     if not may_fork():
         return function(*arguments, **keywords)
@@ -69,25 +69,29 @@ def run_in_subprocess(function: Callable[P, R], *arguments: P.args, **keywords: 
 
 
 def may_fork() -> bool:
-    """Whether no lock can be held that nobody would release in a child: none of the threads works (those that draw
-    progress, which are daemons, do not), and the system's own libraries bear a fork, as those of macOS do not."""
+    """Whether a fork is safe: no other thread may hold a lock, which nobody would release in the child.
+
+    Daemon threads that draw progress hold none. The system libraries of macOS do not support a fork."""
     threads = set(threading.enumerate()) - {threading.current_thread()}
     return hasattr(os, "fork") and sys.platform != "darwin" and all(thread.daemon for thread in threads)
 
 
 def forked(work: Callable[[], object]) -> int:
-    """The number of a child that does this and ends, at once where its parent does. All signals wait in it until it
-    has seen to them."""
-    # Python's own hooks around a fork hold locks, and do not release them where a handler raises.
+    """The process id of a child that runs a function and exits, or dies with its parent.
+
+    All signals are blocked in the child until it has set its own handlers."""
+    # Python's own hooks around a fork hold locks, and keep them if a signal handler raises.
     with signals_blocked(signal.valid_signals()), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads; the child touches none
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # about forks in a process with threads; the child uses none
         parent, child = os.getpid(), os.fork()
         if child:
             return child
         status = 1
         try:
             _end_with(parent)
-            gc.freeze()  # what the parent has dropped, a session with its threads perhaps, is not for the child to end
+            gc.freeze()  # or the child could destroy objects of the parent, such as a session with threads
             work()
             status = 0
         finally:
@@ -95,18 +99,18 @@ def forked(work: Callable[[], object]) -> int:
 
 
 def _end_with(parent: int) -> None:
-    with contextlib.suppress(AttributeError, OSError):  # where it cannot, it ends when it has done its work
+    with contextlib.suppress(AttributeError, OSError):  # without it, the child ends after its work
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended before that
+    if os.getppid() != parent:  # the parent ended before
         os._exit(1)
 
 
 def _in_child(work: Callable[[], bytes]) -> bytes:
     reader, writer = os.pipe()
     child, code = 0, 0
-    _flush()  # or what waits to be printed would come from the child as well
+    _flush()  # or the child would print buffered text again
     try:
-        with signals_blocked(signal.valid_signals()):  # or an interruption would lose it
+        with signals_blocked(signal.valid_signals()):  # or an interruption would lose the child
             child = forked(lambda: _work(work, reader, writer))
         os.close(writer)
         with os.fdopen(reader, "rb") as pipe:
@@ -114,7 +118,7 @@ def _in_child(work: Callable[[], bytes]) -> bytes:
     except BaseException:
         _stop(child)
         raise
-    with contextlib.suppress(ChildProcessError):  # whoever ignores SIGCHLD has nothing to wait for
+    with contextlib.suppress(ChildProcessError):  # with SIGCHLD ignored, there is nothing to wait for
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if not content.endswith(_DONE):
         raise Ended(signal.Signals(-code).name if code < 0 else f"code {code}")
@@ -124,7 +128,7 @@ def _in_child(work: Callable[[], bytes]) -> bytes:
 def _work(work: Callable[[], bytes], reader: int, writer: int) -> None:
     """The main function of a child."""
     os.close(reader)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # an assertion says so on stderr before it aborts
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a failed assertion prints to stderr before it aborts
     signal.signal(STOP, signal.default_int_handler)
     unblock_signals(signal.valid_signals())
     with os.fdopen(writer, "wb") as pipe:
@@ -134,12 +138,12 @@ def _work(work: Callable[[], bytes], reader: int, writer: int) -> None:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # closed, or nobody reads
+        with contextlib.suppress(Exception):  # it is closed, or nobody reads it
             stream.flush()
 
 
 def _stop(child: int) -> None:
-    """End a child whose parent was told to stop: by a signal on which it cleans up, or, after a while, by SIGKILL."""
+    """End a child whose parent was told to stop: by a signal that lets it clean up, and later by SIGKILL."""
     if not child:
         return
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
@@ -153,9 +157,9 @@ def _stop(child: int) -> None:
 
 
 def _picklable(error: Exception) -> Exception:
-    """The error if it can be pickled, else a substitute."""
+    """The error if it can be pickled, or else a substitute."""
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # whatever its class makes of it
+    except Exception:  # its class may raise anything
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error

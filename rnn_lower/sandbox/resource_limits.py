@@ -1,7 +1,7 @@
 """Process untrusted input (inference, folding, conversion) in a child process with resource limits.
 
-A child is a fork, so that it has loaded what its parent has. Since a fork takes longer than inference of most models,
-one child does all that a call of the library asks for, and ends with that call.
+A child is a fork, which has the parent's modules. Because a fork takes longer than inference of most models, one child
+handles all tasks of a call of the library, and ends with the call.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from rnn_lower.signals import signals_blocked
 try:
     import fcntl
     import resource
-except ImportError:  # Windows, which has no fork either
+except ImportError:  # on Windows, which cannot fork either
     fcntl = resource = None  # type: ignore[assignment]
 
 SECONDS, BYTES = 60, 4 << 30
-"""Limits of processor time and memory for a piece of work: some hostile input is never done, and ever larger."""
+"""The limits of processor time and memory for a task: hostile input may never end, or grow without bound."""
 
 PATIENCE = 10
-"""How many times its seconds of processor time a child may take by the clock: it may stand still, or be forked while
-another thread had a lock. So this child is forked beside threads, too, which `run_in_subprocess` avoids."""
+"""How many times its processor time a child may take by the clock, in case it hangs on a lock of another thread. With
+this limit, a fork is possible even beside threads, which `run_in_subprocess` avoids."""
 
 LARGE = 1 << 16
-"""Bytes of work after which a child is not kept: a fork is little beside that, and what it holds of its parent much."""
+"""The size of a task, in bytes, after which a child is not reused: it then holds much, and a fork costs little."""
 
 HEARD = ("SIGXCPU", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP")
-"""What ends a child by its own doing; all else is for its parent to hear."""
+"""The signals that a child raises by its own fault; the parent must handle all others."""
 
 _LENGTH = struct.Struct("<Q")
 _DONE, _ERROR = b"+", b"-"
 
 
 def run_with_limits(function: Callable[..., Any], *arguments: Any, seconds: int = SECONDS, size: int = BYTES) -> bytes:
-    """Run `function(*arguments)` with limits in a child, or here without fork; return its serialized result.
+    """The serialized result of `function(*arguments)`, which runs with limits in a child, or here without forks.
 
-    function: one of a module, which the child finds by its name.  seconds: of processor time.  size: bytes of memory.
-    Raises RnnLowerError when the function raises, with what that says, or the child dies or comes to one of its limits.
+    function: of a module, so that the child finds it by name.  seconds: of processor time.  size: bytes of memory.
+    Raises RnnLowerError with the message of the function's error, or if the child dies or reaches a limit.
     """
-    forks = hasattr(os, "fork") and sys.platform != "darwin"  # whose own libraries bear no fork
+    forks = hasattr(os, "fork") and sys.platform != "darwin"  # the system libraries of macOS do not support a fork
     answer = _ask_child(function, arguments, seconds, size) if forks else _answer_of(function, arguments)
     if answer.startswith(_ERROR):
         raise RnnLowerError(answer.removeprefix(_ERROR).decode(errors="replace"))
@@ -66,9 +66,11 @@ def _ask_child(function: Callable[..., Any], arguments: tuple[Any, ...], seconds
             work = pickle.dumps((function, arguments, seconds, size))
             answer = _child().answer(work, time.monotonic() + PATIENCE * seconds)
         except BaseException as error:
-            close()  # what is asked next shall not get this answer
-            if isinstance(error, (EOFError, OSError)) and not isinstance(error, TimeoutError):  # which is the caller's
-                raise RnnLowerError(f"{function.__name__} failed") from None  # it died, or there are too many
+            close()  # the next task must not get this answer
+            if isinstance(error, (EOFError, OSError)) and not isinstance(error, TimeoutError):  # raised by the caller
+                raise RnnLowerError(
+                    f"{function.__name__} failed"
+                ) from None  # the child died, or there are too many processes
             raise
         if len(work) > LARGE:
             close()
@@ -77,7 +79,7 @@ def _ask_child(function: Callable[..., Any], arguments: tuple[Any, ...], seconds
 
 @contextlib.contextmanager
 def one_child() -> Iterator[None]:
-    """Use one child for all limited work of this thread until the outermost of these blocks ends."""
+    """Reuse one child for all limited tasks of this thread until the outermost block ends."""
     _HERE.depth += 1
     try:
         yield
@@ -96,7 +98,7 @@ def close() -> None:
 
 
 class _Here(threading.local):
-    """The state of each thread and process: a fork is not the parent of its parent's child."""
+    """The child of each thread and process; a fork must not use the child of its parent."""
 
     def __init__(self) -> None:
         self.child: _Child | None = None
@@ -131,7 +133,9 @@ class _Child:
     def end(self) -> None:
         """Kill the child at once; it has nothing to clean up."""
         self.line.close()
-        with contextlib.suppress(ChildProcessError):  # whoever ignores SIGCHLD, or has waited for all, has none
+        with contextlib.suppress(
+            ChildProcessError
+        ):  # with SIGCHLD ignored, or if another call has waited, there is none
             if not os.waitpid(self._process, os.WNOHANG)[0]:
                 os.kill(self._process, signal.SIGKILL)
                 os.waitpid(self._process, 0)
@@ -143,7 +147,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _child() -> _Child:
-    with signals_blocked(signal.valid_signals()):  # or an interruption would lose it
+    with signals_blocked(signal.valid_signals()):  # or an interruption would lose the child
         child = _HERE.child = _HERE.child or _Child()
     return child
 
@@ -161,7 +165,7 @@ def _answer_of(function: Callable[..., Any], arguments: tuple[Any, ...]) -> byte
     try:
         result = function(*arguments)
         return _DONE + (result if isinstance(result, bytes) else result.SerializeToString())
-    except MemoryError:  # no state to go on from
+    except MemoryError:  # the child cannot continue from this state
         raise
     except Exception as error:
         name = function.__name__.strip("_").replace("_", " ")
@@ -169,7 +173,7 @@ def _answer_of(function: Callable[..., Any], arguments: tuple[Any, ...]) -> byte
 
 
 def _let_go(line: int) -> None:
-    """Release the parent's signal handlers and open files, whose end others may wait for."""
+    """Reset the parent's signal handlers and close its files, since readers may wait for their end."""
     signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals() - {getattr(signal, name) for name in HEARD})
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -183,7 +187,7 @@ def _let_go(line: int) -> None:
 
 def _limit(seconds: int, size: int) -> None:
     """Set the limits, counted from now on."""
-    with contextlib.suppress(OSError, ValueError):  # not every system knows them
+    with contextlib.suppress(OSError, ValueError):  # not every system has them
         spent = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2])) + 1
         _at_most(resource.RLIMIT_CPU, spent + seconds)
         in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

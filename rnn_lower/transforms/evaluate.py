@@ -38,9 +38,9 @@ def evaluate_node(node: ir.Node, operands: Sequence[np.ndarray | None], opset: i
 
 
 def evaluator(model: onnx.ModelProto, operators: Iterable[type] = ()) -> ReferenceEvaluator:
-    """An evaluator for a model; gives unnamed outputs a name in place.
+    """An evaluator for a model; names unnamed outputs in place.
 
-    Without one, onnx 1.23 passes it to every later node that is not given some optional input. operators: in place of
+    onnx 1.23 would pass an unnamed output to every later node that omits an optional input. operators: replacements for
     onnx's own.
     """
     # Most models need no evaluation, and these imports take a tenth of the time to lower a small one.

@@ -24,29 +24,28 @@ from rnn_lower.transforms.inline import inlined
 from rnn_lower.transforms.strip_weights import without_annotations
 
 MARK = "rnn_lower.index"
-"""Under which a node of the copy is found again, wherever inlining and folding have put it."""
+"""The metadata that identifies a node of the copy after inlining and folding."""
 
 SMALL = ("ConstantOfShape", "Transpose", "Expand", "Tile")
-"""Operators that onnxscript leaves alone lest constants grow; those of shapes are small."""
+"""Operators that onnxscript does not fold, so that constants do not grow; those of shapes stay small."""
 
 
 FEW = 1 << 20
-"""Elements of a constant up to which operators are folded that make many of a few."""
+"""The largest constant, in elements, to which operators that enlarge their input are folded."""
 
 LIMIT = 1 << 28
-"""Elements of a constant up to which weights are folded when that is asked for."""
+"""The largest constant, in elements, to which weights are folded on request."""
 
 FOLDED = "rnn_lower.folded"
-"""Metadata of a model of which `fold` has changed other nodes too: it is compared with the folded original."""
+"""The metadata of a model in which `fold` changed other nodes; the prover compares it with the folded original."""
 
 
 def fold(model: ir.Model) -> None:
-    """Fold the constants of a model in place, for `fold=True`: shapes, and weights that are computed.
+    """Fold the constants of a model in place, for `fold=True`: shapes, and computed weights.
 
     Everything that does not depend on an input becomes an initializer; initializers that a caller may override stay.
-    Raises RnnLowerError for a model that the optimizer stumbles over, or of which folding ends the process, as
-    inference of some sizes does. That is found out in a child, where one may be forked: what is folded may be large,
-    and is sooner folded twice than sent.
+    Raises RnnLowerError if the optimizer fails or ends the process, as inference does for some sizes. A child folds
+    first, to find out; folding twice is faster than sending a large model back.
     """
     _optimizer()  # imported once, before the child is forked
     try:
@@ -88,10 +87,9 @@ def _silent(logger: logging.Logger) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_declared_shapes(model: ir.Model) -> Iterator[None]:
-    """Hide what an optimizer would believe, and what may be otherwise: defaults of inputs, and sizes that are declared
-    of other values, or are none.
+    """Hide what the optimizer trusts although it may be false: defaults of inputs, and declared sizes of values.
 
-    Before IR version 4 nobody can give another value than the default, so that it is a constant.
+    Before IR version 4, callers cannot override a default, so it is a constant.
     """
     graph, inputs = model.graph, set(model.graph.inputs)
     weights = list(graph.initializers.values())
@@ -104,7 +102,7 @@ def _without_declared_shapes(model: ir.Model) -> Iterator[None]:
         value.shape = None
     for value in inputs:
         if value.shape is not None and any(isinstance(dim, int) and dim < 0 for dim in value.shape):
-            declared_shapes[value] = value.shape  # -1 is no size, and inference aborts where a Slice cuts such an axis
+            declared_shapes[value] = value.shape  # -1 is not a size, and inference aborts if a Slice cuts such an axis
             value.shape = ir.Shape([None if isinstance(dim, int) and dim < 0 else dim for dim in value.shape])
     for value in defaults if (model.ir_version or 0) >= 4 else ():
         del graph.initializers[str(value.name)]
@@ -114,8 +112,11 @@ def _without_declared_shapes(model: ir.Model) -> Iterator[None]:
     finally:
         for value, shape in declared_shapes.items():
             value.shape = value.shape if shape is None else shape
-        for folded, shapes in results:  # a body's output may be another value now; of no step nothing else is known
-            for value, shape in zip(folded.outputs, shapes, strict=False):  # fewer, where a branch is gone
+        for (
+            folded,
+            shapes,
+        ) in results:  # a body's output may now be another value; without steps, nothing else declares its type
+            for value, shape in zip(folded.outputs, shapes, strict=False):  # fewer if a branch was removed
                 value.shape = shape if value.shape is None else value.shape
         for value, default in defaults.items():
             value.const_value = default
@@ -128,7 +129,7 @@ def _without_declared_shapes(model: ir.Model) -> Iterator[None]:
 def _is_small(node: ir.Node) -> bool | None:
     """Whether to fold a node that onnxscript skips: one that computes few elements from constants.
 
-    False where its evaluator is wrong: a Slice backwards from before the first element.
+    False if its evaluator is wrong, for a Slice that runs backwards from before the first element.
     """
     if _is_backwards(node):
         return False
@@ -163,7 +164,7 @@ def _complete(model: ir.Model) -> None:
     names = Names(used_names(model))
     for node, scope in nodes(model):
         if node.op_identifier() in model.functions:
-            for value in node.outputs:  # without a name it would not be written
+            for value in node.outputs:  # an unnamed value would not be written
                 value.name = value.name or names.unique("unwanted")
         elif node.domain in DEFAULT_DOMAINS and (schema := schema_of(node.op_type, scope.opset)) is not None:
             node.resize_inputs(max(schema.min_input, len(node.inputs)))
@@ -172,7 +173,7 @@ def _complete(model: ir.Model) -> None:
 def folded_shapes(outline: onnx.ModelProto) -> list[tuple[int | None, ...] | None]:
     """The shape of X of each recurrent node, in the order of `recurrent_nodes`, from constant folding.
 
-    outline: what it is called with stays as it is. A node in a function has the shape that all its calls agree on.
+    outline: not changed.  A node in a function has the shape in which all its calls agree.
     """
     return [_agreed(shapes) for shapes in _folded(outline)]
 
@@ -188,7 +189,7 @@ def _folded(outline: onnx.ModelProto) -> list[list[list[int | None] | None]]:
         shapes: list[list[list[int | None] | None]] = json.loads(
             run_with_limits(_constant_folding, without_annotations(outline).SerializeToString())
         )
-    except RnnLowerError:  # whatever folding stumbles over, what it would have found stays unknown
+    except RnnLowerError:  # folding may raise anything; the shapes then stay unknown
         return []
     return shapes
 
@@ -202,7 +203,7 @@ def _constant_folding(content: bytes) -> bytes:
     if model.functions:
         model = ir.serde.deserialize_model(inlined(ir.serde.serialize_model(model)))
     for name, value in list(model.graph.initializers.items()):
-        if isinstance(value.const_value, ir.ExternalTensor):  # stripped, so that the optimizer must not read it
+        if isinstance(value.const_value, ir.ExternalTensor):  # its data was stripped, so the optimizer must not read it
             value.const_value = None
             del model.graph.initializers[name]
             model.graph.inputs.append(value)

@@ -14,17 +14,16 @@ from rnn_lower.ir.walk import plain_imports
 from rnn_lower.lowering.node import OPERATORS
 
 Name = tuple[str, str]
-"""Domain and name of a function; overloads go together."""
+"""The domain and name of a function; overloads share them."""
 
 
 def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy of the model without functions.
 
-    Functions of another opset than the model's stay where they are, with those that they call. onnx's inliner forgets
-    the defaults that a function has for its attributes, so calls say them first; a call within a function may pass on
-    what its caller leaves out, so the outermost functions are inlined first. It loses outputs that are inputs, too,
-    which get a node.
-    Raises UnsupportedError where a recurrent node would be left in a function.
+    Functions with another opset than the model stay, and so do the functions that they call. onnx's inliner ignores
+    default attributes of functions, so they are first set at the calls. A call within a function may pass on an
+    attribute that its caller omits, so the outermost functions are inlined first. The inliner also loses outputs
+    that are inputs, which therefore get a node. Raises UnsupportedError if a recurrent node would remain in a function.
     """
     result = onnx.ModelProto()
     result.CopyFrom(model)

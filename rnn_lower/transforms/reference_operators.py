@@ -1,4 +1,4 @@
-"""Operators that onnx's reference evaluator computes against the text of the standard, corrected."""
+"""Corrections of operators for which onnx's reference evaluator contradicts the standard."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ class Loop(op_loop.Loop):  # type: ignore[misc]  # onnx gives it no types
             states, trip = values[: self.N], trip + 1
             for results, result in zip(stacked, values[self.N :], strict=True):
                 results.append(result)
-        return (*states, *map(np.stack, stacked))  # of no trips nobody says how large a result is; it raises
+        return (
+            *states,
+            *map(np.stack, stacked),
+        )  # without trips, the sizes of results are unknown, and the evaluator raises
 
 
 class Slice(OpRun):  # type: ignore[misc]

@@ -20,20 +20,20 @@ SHOWN = 4096
 """Tensors up to this many bytes keep their data: shape inference and converters read axes and shapes from them."""
 
 NO_FILE = "rnn_lower.stripped/no/file"
-"""Where a larger tensor of an outline claims to have its data; nobody reads it."""
+"""The data file that larger tensors of an outline refer to; nothing reads it."""
 
 UNSEEN = "rnn_lower.unseen"
-"""Marks the nodes of an outline that lack an attribute; nobody but their own message can stand for them."""
+"""Marks the nodes of an outline that lack an attribute; only the original message represents them completely."""
 
 FOLLOWING = {"seconds": 5, "size": 1 << 29}
-"""Limits of following the numbers of shapes, worth no more: onnx 1.23 counts sizes one by one, however large."""
+"""The limits of data propagation, in which onnx 1.23 counts sizes one by one, however large they are."""
 
 Shapes = Mapping[str, "tuple[int, Sequence[int | str | None]]"]
-"""By name of a value its element type and the sizes of its axes."""
+"""The element type and the sizes of values, by name."""
 
 _A = onnx.AttributeProto
 _UNSEEN = (_A.SPARSE_TENSOR, _A.SPARSE_TENSORS, _A.TYPE_PROTO, _A.TYPE_PROTOS)
-"""Attributes that lowering does not look at and onnx_ir does not read in every case."""
+"""Attributes that lowering ignores and that onnx_ir cannot always read."""
 
 
 def outline(proto: onnx.ModelProto, folder: Path | None = None) -> onnx.ModelProto:
@@ -57,7 +57,7 @@ def outline(proto: onnx.ModelProto, folder: Path | None = None) -> onnx.ModelPro
 
 
 def outline_of(model: ir.Model) -> onnx.ModelProto:
-    """The outline of an onnx_ir model, of which it is a copy."""
+    """The outline of a copy of an onnx_ir model."""
     copy = model.clone()
     for graph in copy.graphs():
         for value in graph.initializers.values():
@@ -72,7 +72,7 @@ def outline_of(model: ir.Model) -> onnx.ModelProto:
 def without_annotations(proto: onnx.ModelProto, hints: Shapes | None = None) -> onnx.ModelProto:
     """A copy in which only inputs and initializers of the main graph and functions declare shapes.
 
-    What an initializer holds is no fact either where the caller may give something else for it. hints: certain shapes.
+    Initializers that a caller may override are removed, because their content is not certain. hints: certain shapes.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
@@ -100,15 +100,15 @@ def without_annotations(proto: onnx.ModelProto, hints: Shapes | None = None) -> 
 def inferred(proto: onnx.ModelProto, follow: bool = False, hints: Shapes | None = None) -> onnx.ModelProto:
     """The results of shape inference on a model without annotations.
 
-    Of nodes only those that have bodies are there, in their order. follow: follow the numbers of shapes through the
-    graph too, which tells more, and has been wrong before. Raises RnnLowerError where inference fails.
+    Only nodes with bodies remain, in order. follow: also propagate the values of shapes, which finds more, but has been
+    wrong before. Raises RnnLowerError if inference fails.
     """
     limits = FOLLOWING if follow else {}
     return onnx.ModelProto.FromString(run_with_limits(_shape_inference, proto, follow, hints, **limits))
 
 
 def _shape_inference(proto: onnx.ModelProto, follow: bool, hints: Shapes | None) -> onnx.ModelProto:
-    content = without_annotations(proto, hints).SerializeToString()  # the copy is gone when the next ones are made
+    content = without_annotations(proto, hints).SerializeToString()  # so that the copy is freed before the next ones
     inferred_model: onnx.ModelProto = onnx.shape_inference.infer_shapes(content, data_prop=follow)
     del content
     del inferred_model.functions[:]
@@ -176,13 +176,15 @@ def _strip(view: onnx.GraphProto | onnx.FunctionProto, folder: Path | None) -> N
             value.ClearField("type")
         for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
             if dim.HasField("dim_value") and dim.dim_value < 0:
-                dim.ClearField("dim_value")  # a way of saying that the size is unknown
+                dim.ClearField("dim_value")  # a negative size means an unknown size
     for node in view.node:
         node.ClearField("device_configurations")
         if protobuf.remove_if(node.attribute, _is_unseen):
             node.metadata_props.add(key=UNSEEN, value="yes")
         for attribute in node.attribute:
-            if folder is not None and protobuf.is_external(attribute.t):  # or it would be looked for where we run
+            if folder is not None and protobuf.is_external(
+                attribute.t
+            ):  # or onnx would look for it in the working folder
                 attribute.t.CopyFrom(_outlined(attribute.t, folder))
         for body in protobuf.graphs_of(node):
             outlined = _outlined_initializers(body, folder)
