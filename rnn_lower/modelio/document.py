@@ -1,7 +1,7 @@
 """A model as protobuf, and its onnx_ir view, which is lowered.
 
-onnx_ir does not carry everything that a protobuf model can hold, and need not: the view holds what lowering looks at,
-and `write_back` brings the changes into the protobuf. What lowering does not touch stays the message that it was.
+onnx_ir does not represent everything in a protobuf model, and need not: the view contains what lowering reads, and
+`write_back` writes the changes into the protobuf. Messages that lowering does not change stay identical.
 """
 
 from __future__ import annotations
@@ -28,20 +28,19 @@ from rnn_lower.shapes.stale_shapes import verified_fixed_shapes
 from rnn_lower.transforms.strip_weights import outline, outline_of
 
 MAX_NESTING = 29
-"""Graphs within graphs; protobuf reads messages up to 100 levels deep, of which each graph takes three."""
+"""The most levels of nested graphs; protobuf reads messages up to 100 levels deep, and each graph takes three."""
 
 DEEP = MAX_NESTING - 5
-"""From here on what lies in the innermost graph decides whether the model can be read: a shape takes five levels."""
+"""The level from which the content of the innermost graph matters for protobuf: a shape takes five more levels."""
 
 
 class Document:
     """A protobuf model with its view.
 
-    proto: changed only by `write_back`, and owned.  model: the view, to be lowered, made when it is first asked for.
-    outline: the protobuf without weights that the view was made of.
-    folder: where external data is read from; None for a model that came without one.
-    notes: what to log once it is lowered.
-    Raises RnnLowerError for a model that is not valid.
+    proto: owned, and changed only by `write_back`.  model: the view to be lowered, created on first use.
+    outline: the protobuf without weights from which the view was created.
+    folder: the folder of external data, or None.  notes: messages to log after lowering.
+    Raises RnnLowerError for an invalid model.
     """
 
     def __init__(self, proto: onnx.ModelProto, folder: Path | None = None) -> None:
@@ -80,7 +79,7 @@ class Document:
     def changed(self, change: Callable[[ir.Model], None]) -> Document:
         """The model after a function that may change anything; parts that do not affect results may be lost.
 
-        Raises UnsupportedError for a model with something that runs and that onnx_ir does not carry.
+        Raises UnsupportedError if onnx_ir does not represent a part of the model that affects results.
         """
         if any(
             isinstance(holder, onnx.GraphProto) and holder.sparse_initializer for holder in protobuf.holders(self.proto)
@@ -103,11 +102,11 @@ class Document:
         except ir.serde.SerdeError as error:
             raise _not_carried(f"this model: {one_line(first_cause(error))}") from None
         inputs, declared = {v.name for v in proto.graph.input}, {info.name: info for info in self.proto.graph.output}
-        weights = {tensor.name for tensor in proto.graph.initializer}  # which say of themselves what they are
+        weights = {tensor.name for tensor in proto.graph.initializer}  # which state their types and shapes themselves
         weights -= {info.name for info in self.proto.graph.value_info}
         protobuf.remove_if(proto.graph.value_info, lambda info: info.name in weights)
         for output in proto.graph.output:
-            if output.name in inputs & declared.keys():  # which says nothing of the input
+            if output.name in inputs & declared.keys():  # a declaration that does not describe the input
                 output.CopyFrom(declared[output.name])
         return Document(proto, self.folder)
 
@@ -141,7 +140,7 @@ class Document:
         self._nesting_before = max(_nesting(scope.graph) for scope in roots(model))
         if not self._in_order:
             _sort(model)
-            self.outline = outline_of(model)  # in the same order
+            self.outline = outline_of(model)  # in the order of the sorted view
         return model
 
     def _pair(self, graph: ir.Graph | ir.Function, proto: onnx.GraphProto | onnx.FunctionProto) -> None:
@@ -162,11 +161,11 @@ class Document:
                         )
                     node.attributes[attribute.name] = ir.AttrTensor(attribute.name, held)
         if isinstance(graph, ir.Graph):
-            for tensor in proto.initializer:  # where nobody knows the folder of its data, it is known at run time only
+            for tensor in proto.initializer:  # None means known only at run time: its folder is unknown
                 graph.initializers[tensor.name].const_value = protobuf.as_ir(tensor, self.folder)
             for sparse in proto.sparse_initializer:
                 graph.initializers[sparse.values.name].const_value = None
-        self._pairs.append((graph, proto))  # bodies before the graphs that they lie in
+        self._pairs.append((graph, proto))  # bodies before their graphs
 
     def message(self, node: ir.Node) -> onnx.NodeProto:
         """The protobuf message that a node of the view was read from."""
@@ -180,13 +179,13 @@ class Document:
     ) -> onnx.ModelProto:
         """Write the changes of the view back to the protobuf, and return it.
 
-        dims: sizes that were fixed.  keep: called with each new weight, answers the tensor to be written for it.
-        Raises UnsupportedError when the result would be too deep for protobuf to read.
+        dims: sizes that were fixed.  keep: maps each new weight to the tensor to write.
+        Raises UnsupportedError if protobuf could not read the result because of its depth.
         """
         nesting = self.check_nesting()
-        self.__dict__.pop("outline", None)  # of what the protobuf was, and large
+        self.__dict__.pop("outline", None)  # it is outdated, and large
         self._has_fixed_dims = bool(dims)
-        if dims:  # first, so that sizes of values that nothing confirms are taken back as well
+        if dims:  # first, so that unverified sizes of values are dropped, too
             fix_proto_dims(self.proto, dims)
         try:
             for graph, proto in self._pairs:
@@ -264,7 +263,7 @@ class Document:
                 if entry.domain in DEFAULT_DOMAINS:
                     entry.version = default_opset(imports)
             there = {entry.domain for entry in proto.opset_import}
-            for domain in imports.keys() - there - set(DEFAULT_DOMAINS):  # of functions that lowering has added
+            for domain in imports.keys() - there - set(DEFAULT_DOMAINS):  # the domains of functions that lowering added
                 proto.opset_import.add(domain=domain, version=imports[domain])
         for function in functions[len(self.proto.functions) :]:
             self.proto.functions.append(ir.serde.serialize_function(function))

@@ -29,13 +29,13 @@ from rnn_lower.signals import signals_blocked
 logger = logging.getLogger("rnn_lower")
 
 EMBEDDED_UP_TO = 1_500_000_000
-"""Bytes of weights up to which they stay in the .onnx file if they were there; protobuf ends at 2 GB."""
+"""The most bytes of weights that stay in the .onnx file if they were there; protobuf is limited to 2 GB."""
 
 SMALL = 1024
 """Weights below this size stay in the .onnx file in any case."""
 
 ALIGNMENT = 4096
-"""Where weights begin in a data file, so that they can be mapped."""
+"""The alignment of weights in a data file, so that they can be mapped into memory."""
 
 Progress = Callable[[str, int, int], None]
 """Called while weights are written: name, index, total."""
@@ -56,7 +56,7 @@ def load(path: str | os.PathLike[str]) -> Document:
         raise RnnLowerError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (RnnLowerError, MemoryError):
         raise
-    except Exception as error:  # whatever the parsers of the formats raise
+    except Exception as error:  # the parsers of the formats may raise anything
         raise RnnLowerError(f"{path}: not an ONNX model: {one_line(error)}") from None
     try:
         return Document(proto, path.parent.absolute())
@@ -91,11 +91,10 @@ def _serialized(model: ir.Model) -> onnx.ModelProto:
 
 
 class Staged:
-    """A model that is written, but not yet in place.
+    """A complete model file under a temporary name, which `commit` puts in place.
 
-    protected: data files of other models, which stay.
-    path: a complete model file that loads as it stands.  commit: put it in place by one rename; until then, and after
-    an error, whatever was at the output path is whole and as it was.
+    path: the temporary name; the model loads from there.  protected: data files of other models, which stay.
+    Until `commit`, and after an error, the file at the output path is unchanged.
     """
 
     def __init__(self, destination: Path, folder: Path, token: str, protected: Collection[Inode] = ()) -> None:
@@ -107,7 +106,7 @@ class Staged:
         self._begun = False
 
     def open(self, path: Path) -> BinaryIO:
-        """A new file, locked during this run, so that no other run takes it for stale."""
+        """A new file, locked during this run, so that no other run considers it stale."""
         file = stale_files.create_locked(path)
         self._open.append(file)
         self._begun |= path == self.path
@@ -127,8 +126,9 @@ class Staged:
                 os.chmod(path, stat.S_IMODE(self.destination.stat().st_mode))
         with stale_files.folder_lock(self.folder) as locked:
             unused = stale_files.unused_data(self.destination, self._protected) if exists else []
-            stale = stale_files.stale_data(self.destination, self.path, locked, self._protected)  # before signals wait
-            self._close_files()  # Windows renames no open file
+            # before signals are blocked
+            stale = stale_files.stale_data(self.destination, self.path, locked, self._protected)
+            self._close_files()  # Windows cannot rename an open file
             with signals_blocked():
                 os.replace(self.path, self.destination)
                 _sync_folder(self.folder)
@@ -146,7 +146,7 @@ class Staged:
 
     @property
     def committed(self) -> bool:
-        """Whether the rename has happened; an interruption cannot separate it from its record."""
+        """Whether the rename has happened; an interruption cannot come between the rename and this flag."""
         return self._begun and not self.path.exists()
 
     def close(self) -> None:
@@ -168,7 +168,7 @@ def staged(
 ) -> Iterator[Staged]:  # fmt: skip
     """Write the lowered document next to its destination. Raises RnnLowerError if it cannot be written there.
 
-    protected: the data files of another model that this one was made of, which are neither replaced nor removed.
+    protected: the data files of the model from which this one was made; they are neither replaced nor removed.
     """
     text, result = name_of(destination), None
     try:
@@ -195,7 +195,7 @@ def staged(
 
 @contextlib.contextmanager
 def _prepared(path: Path, protected: Collection[Inode] = ()) -> Iterator[Staged]:
-    """The staged output for a checked destination, after deleting what killed runs left."""
+    """The staged output for a checked destination, after removing files of killed runs."""
     with contextlib.ExitStack() as stack:
         streamed = str(path) == "-" or (path.exists() and not path.is_file())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if streamed else path.parent
@@ -312,7 +312,7 @@ class _DataFile:
                     entries[key].value = text
                 else:
                     tensor.external_data.add(key=key, value=text)
-            protobuf.remove_if(tensor.external_data, lambda entry: entry.key == "checksum")  # of the other file
+            protobuf.remove_if(tensor.external_data, lambda entry: entry.key == "checksum")  # the other file's
 
     def _copy(self, tensor: onnx.TensorProto, folder: Path) -> int:
         assert self.file is not None

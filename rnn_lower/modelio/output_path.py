@@ -21,10 +21,10 @@ def checked_destination(
 ) -> Path:
     """The final path, with links followed. Raises RnnLowerError if it cannot be written.
 
-    protected: files that are not replaced.  text: it is no model, so that any ending will do.
+    protected: files that are not replaced.  text: not a model, so any extension is valid.
     """
     path = Path(name_of(destination))
-    if os.path.basename(destination) in ("", ".", ".."):  # a name that ends with a slash, too
+    if os.path.basename(destination) in ("", ".", ".."):  # also a name that ends with a slash
         raise RnnLowerError(f"{os.fspath(destination) or path}: cannot be written: it is a folder")
     if str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
         return path

@@ -1,8 +1,7 @@
-"""Stale files, which killed runs and replaced models leave next to an output path, and when to delete them.
+"""Find and delete stale files, which killed runs and replaced models leave next to an output path.
 
-Only files under names that this module makes are ever deleted: DEST.<16 hex digits>.data, and the hidden file that
-becomes DEST. They are stale when DEST does not refer to them, no other model in the folder does, and no live run has
-them locked.
+Only files with names of this module's form are deleted: DEST.<16 hex digits>.data, and the hidden file that becomes
+DEST. A file is stale if neither DEST nor another model in the folder refers to it, and no live run has locked it.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ from rnn_lower.ir import protobuf
 
 try:
     import fcntl
-except ImportError:  # Windows: files of a live run look like those of a killed one, so both stay
+except ImportError:  # on Windows, files of live and killed runs look alike, so all stay
     fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger("rnn_lower")
 
 TMP = ".rnn_lower.tmp"
-"""The ending of a file until it is renamed to its output path."""
+"""The extension of a file before it is renamed to its output path."""
 
 NAME_BYTES = 255 - len(f"..{'0' * 16}{TMP}")
-"""Bytes that file systems leave for the name of the output in the names of its temporary and data files."""
+"""The largest part of an output's name, in bytes, that fits into the names of its temporary and data files."""
 
 SEARCHED = 1 << 28
-"""Bytes of other models that are searched for the name of a stale file; where there are more, it is kept."""
+"""The most bytes of other models that are searched for a stale file's name; beyond that, the file is kept."""
 
 _ODD = re.compile(r"[\\:]")
 
 Inode = tuple[int, int]
-"""A file, whatever its names: device and number."""
+"""The identity of a file: device and number."""
 
 
 def inode_of(path: Path) -> Inode | None:
@@ -68,7 +67,7 @@ def create_locked(path: Path) -> BinaryIO:
     """A new file, locked while this process has it open, if the file system supports locks."""
     while True:
         file = open(path, "xb")  # noqa: SIM115
-        with contextlib.suppress(OSError):  # ENOSYS and the like: such a folder is never cleaned up
+        with contextlib.suppress(OSError):  # ENOSYS and similar errors: such a folder is never cleaned up
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_EX)
         if os.name == "nt" or os.fstat(file.fileno()).st_nlink:
@@ -104,11 +103,11 @@ def unused_data(path: Path, protected: Collection[Inode]) -> list[str]:
 
 
 def stale_data(path: Path, current: Path, locked: bool, protected: Collection[Inode]) -> dict[Path, bool]:
-    """The data files that an output will leave unused once the model `current` takes its path.
+    """The data files that become unused when the model `current` takes the output path.
 
-    Each with whether a killed run left it; the others are of the model that is replaced.
-    locked: whether this process has locked the folder. Without, a file may be of a live run, unless the model that is
-    replaced has it.  protected: files of other models.
+    Each comes with whether a killed run left it; the others belong to the replaced model.
+    locked: whether this process has locked the folder; if not, a file may belong to a live run, unless it belongs to
+    the replaced model.  protected: files of other models.
     """
     candidates = [
         candidate for candidate in _unlocked(path.parent, _data_pattern(path)) if inode_of(candidate) not in protected
@@ -156,7 +155,7 @@ def _is_locked(file: BinaryIO) -> bool:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # nobody can lock it
+    except OSError:  # it cannot be locked
         pass
     return False
 

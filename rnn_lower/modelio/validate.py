@@ -27,15 +27,15 @@ _ELEMENT_TYPES = set(onnx.TensorProto.DataType.values())
 
 
 Around = collections.ChainMap[str, onnx.TensorProto | None]
-"""Values that the bodies of a graph can see, with what initializers hold, or LATER."""
+"""The values that the bodies of a graph can read: the initializer, None for others, or LATER."""
 LATER = onnx.TensorProto()
-"""Stands for what a node gives that has not been looked at yet."""
+"""Stands for the results of nodes that were not visited yet."""
 
 
 def check(model: onnx.ModelProto, folder: Path | None) -> bool:
     """Check the validity of a model; return whether its nodes are in an executable order, which is not required.
 
-    Raises RnnLowerError for tensors without their data, InvalidNodeError for nodes that make no sense as a graph.
+    Raises RnnLowerError for tensors without data, InvalidNodeError for nodes that do not form a graph.
     """
     if not model.HasField("graph") or not model.opset_import:
         raise RnnLowerError(
@@ -62,7 +62,7 @@ def check(model: onnx.ModelProto, folder: Path | None) -> bool:
 
 
 def check_imports(imports: Iterable[tuple[str, int]]) -> None:
-    """Raise RnnLowerError for two opsets of the default domain, of which runtimes use the last entry."""
+    """Raise RnnLowerError for two different opsets of the default domain; runtimes would use the last one."""
     versions = list(dict.fromkeys(version for domain, version in imports if domain in DEFAULT_DOMAINS))
     if len(versions) > 1:
         text = f"the model imports opsets {' and '.join(map(str, versions))} of the default domain"
@@ -113,7 +113,7 @@ def _check_values(graph: onnx.GraphProto, path: str) -> None:
 def _graph(graph: protobuf.Holder, path: str, around: Around, folder: Path | None) -> tuple[set[str], bool]:
     """The outer names that a graph or function reads, and whether its nodes are in order.
 
-    around: empty for what is no body.
+    around: the values of the enclosing graphs; empty for a main graph or function.
     """
     held = dict[str, onnx.TensorProto]()
     if isinstance(graph, onnx.FunctionProto):
@@ -123,7 +123,7 @@ def _graph(graph: protobuf.Holder, path: str, around: Around, folder: Path | Non
         held = {tensor.name: tensor for tensor in graph.initializer}
         sparse = [tensor.values.name for tensor in graph.sparse_initializer]
         provided, outputs = {*(value.name for value in graph.input), *held, *sparse}, {v.name for v in graph.output}
-    for name, tensor in held.items():  # of two that differ onnxruntime takes now the one and now the other
+    for name, tensor in held.items():  # if two differ, either may be the one that onnxruntime uses
         if name in around and not _is_same(tensor, around[name], folder):
             raise InvalidNodeError(f"{path}: '{name}' is defined twice, here and in an outer scope")
     made = {name for node in graph.node for name in node.output if name}

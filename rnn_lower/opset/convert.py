@@ -1,7 +1,7 @@
 """Convert a model to another opset.
 
-Conversion goes node by node: what an operator's version changes is asked of onnx's converter, with a
-model of that one node. So nothing but the converted nodes changes, wherever they are, and weights never pass through.
+Each node whose operator changed goes through onnx's converter in a model of its own. Nothing else changes, in any
+graph, and no weights pass through the converter.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None =
     """Convert a model, its bodies and functions to an opset, in place; recurrent nodes keep their version.
 
     They are lowered afterwards at the new opset, or restamped by `restamp_rest`. outline: as in `ShapeInfo`.
-    Raises UnsupportedError, naming the node, when an operator cannot be converted.
+    Raises UnsupportedError that names the node if an operator cannot be converted.
     """
     newest = newest_opset()
     if not 1 <= opset <= newest:
@@ -79,7 +79,7 @@ def converted(document: Document, opset: int) -> Document:
 def restamp_rest(model: ir.Model, keep_layout: bool = False) -> None:
     """Set the opset of recurrent nodes that were not lowered to that of the model. Raises if this is impossible.
 
-    keep_layout: whether nodes that no runtime sees may have a layout before opset 14.
+    keep_layout: whether nodes may have a layout before opset 14, because no runtime will load them.
     """
     for node, scope in recurrent_nodes(model):
         if node.domain != "":
@@ -93,7 +93,7 @@ def restamp_rest(model: ir.Model, keep_layout: bool = False) -> None:
         if scope.opset >= 7:
             node.attributes.pop("output_sequence", None)
         direction = node.attributes.get("direction")
-        if direction is not None and direction.value == "foward":  # spelled so in the schema of GRU-1
+        if direction is not None and direction.value == "foward":  # the spelling in the schema of GRU-1
             node.attributes["direction"] = ir.AttrString("direction", "forward")
 
 
@@ -119,16 +119,16 @@ def _differs(node: ir.Node, scope: Scope, opset: int, shape_info: ShapeInfo) -> 
         return False
     if why := _misread(node, old):
         raise _refusal(node, scope.opset, opset, why)
-    if semantic_change(node, scope.opset, opset, shape_info):  # it is converted with care, or refused
+    if semantic_change(node, scope.opset, opset, shape_info):  # `semantic_changes` converts it, or refuses
         return True
-    if node.op_type == "Constant":  # its versions differ in what they may hold
+    if node.op_type == "Constant":  # its versions accept different attributes
         held = set(node.attributes) or {"sparse_value"}
         if not held <= set(new.attributes):
             raise _refusal(
                 node, scope.opset, opset, f"it has the attribute {min(held)}, which does not exist at the new opset"
             )
         return False
-    if any(subgraphs(node)):  # If, Loop and Scan took more types over time, and their bodies are converted on their own
+    if any(subgraphs(node)):  # newer versions accept more types; bodies are converted separately
         if opset < scope.opset and (why := _wrong(node, new, shape_info.kind)):
             raise _refusal(node, scope.opset, opset, why)
         if node.op_type == "Scan" and min(old.since_version, new.since_version) < 9:
@@ -138,8 +138,8 @@ def _differs(node: ir.Node, scope: Scope, opset: int, shape_info: ShapeInfo) -> 
         return False
     if signature_of(old) != signature_of(new) or scope.opset < 7 or new.deprecated:
         return True
-    # Since opset 7 what keeps its signature, and lives, has only grown: by types, broadcasting (8), negative axes (11),
-    # values of attributes. The texts of OneHot and ConvTranspose (11) say otherwise of odd cases; runtimes do not.
+    # Since opset 7, operators with an unchanged signature only gained types, broadcasting (8), negative axes (11) and
+    # attribute values. The specifications of OneHot and ConvTranspose (11) differ in rare cases, but runtimes do not.
     return opset < scope.opset and not (opset >= 8 and _accepts(new, node, shape_info))
 
 
@@ -152,7 +152,7 @@ def _accepts(schema: onnx.defs.OpSchema, node: ir.Node, shape_info: ShapeInfo) -
 
 
 def _wrong(node: ir.Node, schema: onnx.defs.OpSchema, kind: Callable[[ir.Value], str | None]) -> str:
-    """Why a version of a node's operator does not accept the node, or nothing. kind: as in `ShapeInfo`."""
+    """The reason why a version of its operator does not accept a node, or "". kind: as in `ShapeInfo`."""
     if why := _misread(node, schema):
         return why
     if len(node.inputs) > schema.max_input or len(node.outputs) > schema.max_output:
@@ -162,7 +162,7 @@ def _wrong(node: ir.Node, schema: onnx.defs.OpSchema, kind: Callable[[ir.Value],
     for values, formals in ((node.inputs, schema.inputs), (node.outputs, schema.outputs)):
         for index, value in enumerate(values):
             kind_of_value = None if value is None else kind(value)
-            formal = formals[min(index, len(formals) - 1)]  # the last one may stand for many
+            formal = formals[min(index, len(formals) - 1)]  # the last one may be variadic
             if kind_of_value is not None and kind_of_value not in formal.types:
                 return f"{formal.name} is {kind_of_value}, which the operator does not accept at the new opset"
     return ""
@@ -207,7 +207,7 @@ def _converted(node: ir.Node, current: int, opset: int, shape_info: ShapeInfo) -
     alone, at = _alone(node, current, opset, shape_info)
     try:
         model = ir.serde.deserialize_model(alone) if at == opset else _with_onnx(alone, opset)
-    except Exception as error:  # converters raise whatever their adapters raise
+    except Exception as error:  # converters may raise anything
         raise _refusal(node, current, opset, error) from None
     kinds = {value.name: shape_info.kind(value) for value in (*node.inputs, *node.outputs) if value is not None}
     for why in (_wrong_at(new, opset, kinds) for new in model.graph):
@@ -229,7 +229,8 @@ def _wrong_at(node: ir.Node, opset: int, kinds: Mapping[str | None, str | None])
 
 def _with_onnx(model: onnx.ModelProto, opset: int) -> ir.Model:
     try:
-        content = run_with_limits(onnx.version_converter.convert_version, model, opset)  # which dies of some nodes
+        # in a child, because some nodes crash the converter
+        content = run_with_limits(onnx.version_converter.convert_version, model, opset)
     except RnnLowerError as error:
         raise ConversionError(str(error).removeprefix("convert_version failed: ")) from None
     return ir.serde.deserialize_model(onnx.ModelProto.FromString(content))
@@ -310,8 +311,8 @@ def _constants(converted: ir.Graph, ours: Mapping[str, ir.Value]) -> Iterator[ir
 def raise_ir_version(model: ir.Model, version: int) -> None:
     """Raise the IR version of a model to at least this one.
 
-    Before IR version 4 every initializer had to be listed as an input too, which made it no less a constant; later
-    that means that the caller may override it. So the listing ends here.
+    Before IR version 4, every initializer was also an input, yet a constant. Later, callers may override such inputs,
+    so they are removed.
     """
     if (model.ir_version or 0) >= version:
         return

@@ -15,12 +15,12 @@ from rnn_lower.shapes.shape_info import ShapeInfo
 Attributes = dict[str, ir.Attr]
 
 Rule = Callable[[ir.Node, int, ShapeInfo], "Attributes | str"]
-"""For a node and the opset wanted: what the converted node has to say for it to mean the same, or why it cannot."""
+"""(node, opset) -> the attributes that preserve the meaning of the converted node, or the reason why none do."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """since: the opset from which on the operators mean something else.  up, down: how to cross it; None: as it is."""
+    """since: the opset that changed the semantics.  up, down: how to convert across it, None for no change."""
 
     op_types: tuple[str, ...]
     since: int
@@ -32,7 +32,7 @@ def semantic_change(node: ir.Node, current: int, opset: int, shape_info: ShapeIn
     """Attributes that a converted node needs beyond the work of converters, or why it cannot be converted."""
     attributes: Attributes = {}
     if any(attribute.is_ref() for attribute in node.attributes.values()):
-        return attributes  # which nobody can convert
+        return attributes  # these cannot be converted
     for change in CHANGES:
         if node.op_type not in change.op_types or (current < change.since) == (opset < change.since):
             continue
@@ -50,14 +50,14 @@ VALUES = {
     ("ScatterElements", "reduction", "max"): 18, ("ScatterElements", "reduction", "min"): 18,
     ("ScatterND", "reduction", "max"): 18, ("ScatterND", "reduction", "min"): 18,
 }  # fmt: skip
-"""Values that an attribute has not always had -> the version of the operator that came with them."""
+"""Attribute values that were added later, with the first version of the operator that has them."""
 
 
 VANISHED = {
     ("Resize", "coordinate_transformation_mode", "tf_half_pixel_for_nn"): 13,
     ("Upsample", "mode", "bilinear"): 7,
 }
-"""Values that an attribute no longer has -> the first version of the operator without them."""
+"""Attribute values that were removed, with the first version of the operator without them."""
 
 
 def unknown_value(node: ir.Node, version: int) -> str:

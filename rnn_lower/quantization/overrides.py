@@ -94,7 +94,8 @@ def tied_ranges(findings: Findings, observed: Sequence[Range | None], cell: str 
     groups: dict[ir.Value, list[Range]] = {}
     for value in values:
         groups.setdefault(findings.ties.leader(value), []).extend(_of_value(value, findings, seen[value], cell))
-    known = [value for value in values if seen[value] is not None or value in findings.bounds]  # not what callers give
+    # without the states of callers
+    known = [value for value in values if seen[value] is not None or value in findings.bounds]
     return {value: hull(some) for value in known if (some := groups[findings.ties.leader(value)])}
 
 
@@ -104,5 +105,5 @@ def _of_value(value: ir.Value, findings: Findings, observed: Range | None, cell:
     if bound is not None and (observed is None or hull([bound, SIGNED]) == SIGNED):
         yield hull([bound, (0.0, 0.0)])
     if observed is not None:
-        room = 2.0 if value in findings.cells and str(cell).endswith("16") else 1.0  # 16 bits have it
+        room = 2.0 if value in findings.cells and str(cell).endswith("16") else 1.0  # 16-bit types need it
         yield observed[0] * room, observed[1] * room

@@ -13,7 +13,7 @@ from rnn_lower.quantization.ranges import Ranges, bounded_values, convex
 
 PRODUCTS = ("MatMul", "Gemm")
 LOOPS = {"Scan": 0, "Loop": 2}
-"""Operators that carry states, and where these begin among the inputs of a body."""
+"""Operators that carry states, and the index of the first state among the inputs of a body."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +103,7 @@ def find_products(model: ir.Model, fed_back: list[tuple[str, str]]) -> Findings:
             both = pairs.get(scope.graph, [])
             bounded = bounded_values(scope.graph, both)
             bounds.update(bounded)
-            if scope.holder not in LOOPS:  # there the state is an input of the body
+            if scope.holder not in LOOPS:  # in the body, the state is an input
                 cells += _cells(scope.graph, bounded, ties)
             for a, b in both:
                 ties.tie(a, b)

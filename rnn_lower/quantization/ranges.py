@@ -17,7 +17,7 @@ Ranges = dict[ir.Value, Range]
 UNIT, SIGNED = (0.0, 1.0), (-1.0, 1.0)
 ACTIVATIONS: Mapping[str, Range] = {"Sigmoid": UNIT, "HardSigmoid": UNIT, "Tanh": SIGNED, "Softsign": SIGNED}
 LARGEST = 1 << 20
-"""Elements up to which a constant is read for its range."""
+"""The largest constant, in elements, whose range is read."""
 
 
 def hull(ranges: Iterable[Range]) -> Range:
@@ -29,8 +29,8 @@ def hull(ranges: Iterable[Range]) -> Range:
 def bounded_values(graph: ir.Graph, states: Sequence[tuple[ir.Value, ir.Value]] = ()) -> Ranges:
     """The values of a graph whose ranges follow from equations, with the ranges.
 
-    states: pairs of what a step reads and what it writes for the next; the first lies in [-1, 1] if the second does
-    whenever the first does. That it begins there is for the caller to know.
+    states: pairs of a state that a step reads and the new state that it computes. If the new state is in [-1, 1]
+    whenever the old one is, so are all states; the caller must ensure that the initial state is.
     """
     while True:
         ranges = _forward(graph, {value: SIGNED for value, _ in states})

@@ -1,6 +1,6 @@
-"""The values of a step as sums of matrices times atoms, which are inputs, scalar functions and products.
+"""Express the values of a step as sums of matrices times atoms: inputs, scalar functions and products.
 
-Columns, the last axis, are what is computed with; all other axes are passed over, since the proof looks at them.
+Only columns (the last axis) are followed; the proof covers all other axes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class NoGuessError(Exception):
 class Atom:
     """kind: value, function, product, clip or where.  value: of a value, or the condition of where.
 
-    parameters: name, alpha and beta of a function; the limit of a clip.  define: finds what computes a value of a step.
+    parameters: name, alpha and beta of a function; the limit of a clip.  define: returns the sum that defines a value.
     """
 
     kind: str
@@ -57,7 +57,7 @@ class Atom:
 class Sum:
     """A sum of atoms times matrices [columns of the atom, columns], or times vectors for elementwise atoms.
 
-    row: the index in time, where it is known.  flipped: time runs backwards.  batch_first: the axes are exchanged.
+    row: the index in time, if known.  flipped: time runs backwards.  batch_first: the axes are exchanged.
     """
 
     terms: Mapping[Atom, np.ndarray]
@@ -131,9 +131,9 @@ def _make_sum(terms: Mapping[Atom, np.ndarray], number: np.ndarray, *sources: Su
 class Algebra:
     """Computes the `Sum` of each value.
 
-    bound: what a body reads, by its inputs.  states: values that are read as they are, whatever computes them.
-    emitted: the nodes that lowering has emitted. On the way from X to them time may be flipped, and the batch come
-    first; before anybody else's loop there is a projection of X at most.
+    bound: the sums of body inputs.  states: values that are atoms even if a node computes them.
+    emitted: the nodes that lowering emitted. Between X and these nodes, time may be flipped and the batch may come
+    first; between X and other loops, there may only be a projection.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Algebra:
         return len(parts) == 1 and parts[0].producer() is not None and self._is_followed(parts[0])
 
     def definition(self, value: ir.Value) -> Sum:
-        """The sum by which a value is computed."""
+        """The sum that the producer of a value computes."""
         array = self.constant(value)
         if array is not None:
             rows = array.reshape(-1, *array.shape[-1:]) if array.size else array
@@ -419,4 +419,4 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape"), _same_columns),
     **dict.fromkeys(FUNCTIONS, _function),
 }  # fmt: skip
-"""None where an operator, or a use of it, is left as it is."""
+"""(node, operands) -> the sum, or None if the operator, or this use of it, is not supported."""

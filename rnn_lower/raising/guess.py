@@ -36,7 +36,7 @@ class Gate:
 class Cell:
     """One direction of a node: gates in the order of the operator, further functions, and where X comes from.
 
-    state_c: the sum that the new cell state is.
+    state_c: the sum of the new cell state.
     """
 
     op_type: str
@@ -65,16 +65,16 @@ class Cell:
 
 
 def cells(new: Sum, states: frozenset[ir.Value]) -> Iterator[Cell]:
-    """The cells whose hidden state a new state may be.
+    """The cells whose hidden state may be this new state.
 
-    states: values that are states, or made of states.
+    states: the states, and values computed from them alone.
     """
     new = unmasked(new)
     for guess in (_rnn, _gru, _lstm):
         for attempt in guess(new):
             try:
                 cell = attempt(states)
-            except NoGuessError:  # that is not how it is made
+            except NoGuessError:  # the new state is not computed in this way
                 continue
             if len({gate.limit for gate in cell.gates}) == 1 and len({gate.x for gate in cell.gates if gate.x}) < 2:
                 yield cell
@@ -88,7 +88,7 @@ def unmasked(new: Sum) -> Sum:
 
 
 Attempt = Callable[[frozenset[ir.Value]], Cell]
-"""Reads the gates, if they are such of a cell."""
+"""Reads the gates of a cell, if the functions are gates."""
 
 
 def _rnn(new: Sum) -> Iterator[Attempt]:
@@ -120,7 +120,8 @@ def _gru(new: Sum) -> Iterator[Attempt]:
 def _gru_cell(
     keeps_new: bool, z: Atom, r: Atom, n: Atom, rest: Sum, linear: Sum | None, states: frozenset[ir.Value]
 ) -> Cell:  # fmt: skip
-    """keeps_new: whether z is the share of the new state, not of the old one.  linear: what is reset, where the product
+    """keeps_new: whether z weights the new state instead of the old one.  linear: the sum that r multiplies, if the
+    product
     comes first.
     """
     update, gate = _gate(z, states), _gate(n, states, rest)
@@ -173,7 +174,7 @@ def _lstm(new: Sum) -> Iterator[Attempt]:
 def _lstm_cell(
     o: Atom, shown: Atom, new: Sum, i: Atom, f: Atom | None, g: Atom, states: frozenset[ir.Value]
 ) -> Cell:  # fmt: skip
-    """shown: the function of the new cell state.  f: None where it is 1 - i."""
+    """shown: the function of the new cell state.  f: None if it is 1 - i."""
     forget = i if f is None else f
     cell_states = (_previous(new, f, g), new)
     gates = tuple(_gate(function, states, c=cell_states) for function in (i, o, forget, g))

@@ -14,7 +14,7 @@ from rnn_lower.raising.raise_loops import raise_loops
 from rnn_lower.shapes.shape_info import ShapeInfo
 
 TRIAL_NODES = 50_000
-"""Nodes up to which unrolling is tried."""
+"""The maximum number of nodes in a trial unrolling."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,8 +22,8 @@ class LoopInfo:
     """A Loop or Scan node of the original model.
 
     trips: the number of trips, or None if it is unknown.  states: the carried values, by name and shape.
-    recognized: the recurrent operator to which the loop is proved equal, or empty.  unrolls: whether its steps can be
-    counted.  mend: the command that replaces the loop for a runtime without loops, or why no command does.
+    recognized: the recurrent operator to which the loop is proved equal, or empty.  unrolls: whether the loop can be
+    unrolled.  mend: the command that replaces the loop for a runtime without loops, or the reason why none does.
     """
 
     node: str
@@ -37,7 +37,7 @@ class LoopInfo:
 
 
 def inspect_loops(document: Document) -> list[LoopInfo]:
-    """The loops of a model that lowering did not emit, with the outcome of trials on copies."""
+    """The loops of a model that lowering did not emit, with the results of trials on copies."""
     own = [(node, scope) for node, scope in loops(document.model) if NODE_MARK not in node.metadata_props]
     if not own:
         return []

@@ -16,14 +16,14 @@ from rnn_lower.raising.guess import Cell, cells, unmasked
 from rnn_lower.shapes.shape_info import ShapeInfo
 
 SHAPING = ("Concat", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze", "Where")
-"""What lies between the states of the steps and the outputs of a chain."""
+"""The operators that may occur between the states of the steps and the outputs of a chain."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Region:
     """Nodes that may be one recurrent node. results: their values that the rest of the model reads.
 
-    op_type: what they were lowered from, where lowering has left its mark.
+    op_type: the operator from which they were lowered, if their metadata names it.
     """
 
     name: str
@@ -77,7 +77,7 @@ def inputs_of(region: Region) -> list[ir.Value]:
 def directions_of_loop(
     loop: ir.Node, shape_info: ShapeInfo, opset: int, emitted: frozenset[ir.Node] = frozenset()
 ) -> Iterator[Direction]:
-    """The directions that one loop may be."""
+    """The directions that a loop may compute."""
     body = loop.attributes["body"].as_graph()
     algebra = Algebra(shape_info, opset, frozenset(), emitted)
     first = 2 if loop.op_type == "Loop" else 0
@@ -139,7 +139,7 @@ def _direction(
 
 
 def directions_of_chain(region: Region, shape_info: ShapeInfo, opset: int) -> list[list[Direction]]:
-    """The directions that a chain of steps may be, for each final state."""
+    """The directions that a chain of steps may compute, for each final state."""
     multiplied = {
         node.inputs[0] for node in region.nodes
         if node.op_type in ("MatMul", "Gemm") and constant(node.inputs[1]) is not None and node.inputs[0] is not None
@@ -152,7 +152,7 @@ def directions_of_chain(region: Region, shape_info: ShapeInfo, opset: int) -> li
     chain = Algebra(shape_info, opset, states, emitted)
     last = [new for leaf in _leaves(region, states) if (new := _sum(chain, leaf)) is not None]
     ends = [_directions(new, [new], region.op_type, states) for new in last]
-    # A last cell state tells nothing of the output gate; the step before it does.
+    # The last cell state does not reveal the output gate; the step before it does.
     return ends if any(ends) else [_directions(new, _definitions(new), region.op_type, states) for new in last]
 
 

@@ -33,7 +33,7 @@ from rnn_lower.shapes.shape_info import ShapeInfo, plain_dim
 from rnn_lower.transforms.fold import fold
 
 MOST_TRIES, SECONDS = 48, 60.0
-"""Proposals that are compared for one loop, and the time for all of them."""
+"""The maximum number of proposals that are compared for one loop, and the time for all of them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Raised:
 class Proposal:
     """Nodes and constants that may replace a region. results: in the order of the region's.
 
-    read: what they read that is known at run time only.  batches: the batch sizes of X and of the states, by their
-    names: a node has one, where a loop may broadcast.
+    read: the run-time values that they read.  batches: the batch sizes of X and of the states; they are equal in a
+    node, but a loop may broadcast them.
     """
 
     op_type: str
@@ -157,7 +157,7 @@ def _replace(graph: ir.Graph, region: Region, proposal: Proposal) -> None:
 
 
 def _proposals(model: ir.Model, region: Region, twin: ir.Model, shape_info: ShapeInfo) -> Iterator[Proposal]:
-    """The nodes that a region may be, according to its copy with folded constants."""
+    """The nodes that may equal a region, according to its copy with folded constants."""
     names = [value.name for value in region.results]
     twin_region = next(
         (candidate for candidate in proposals.regions(twin) if [value.name for value in candidate.results] == names),
@@ -170,7 +170,7 @@ def _proposals(model: ir.Model, region: Region, twin: ir.Model, shape_info: Shap
     try:
         ends = [list(proposals.directions_of_loop(loop, twin_facts, opset, emitted)) for loop in twin_region.loops]
         ends = ends or proposals.directions_of_chain(twin_region, twin_facts, opset)
-    except (NoGuessError, ValueError, KeyError, IndexError):  # a loop of another build than any that is known here
+    except (NoGuessError, ValueError, KeyError, IndexError):  # the loop has an unknown structure
         return
     for op_type in [region.op_type] if region.op_type else ["RNN", "GRU", "LSTM"]:
         chosen = [[direction for direction in each if direction.cell.op_type == op_type] for each in ends]
@@ -183,9 +183,9 @@ def _proposals(model: ir.Model, region: Region, twin: ir.Model, shape_info: Shap
 def _nodes(
     model: ir.Model, region: Region, directions: Sequence[Direction], shape_info: ShapeInfo
 ) -> Iterator[Proposal]:
-    """The nodes that directions may be, with every wiring of inputs and outputs."""
+    """The nodes that may compute these directions, with every wiring of inputs and outputs."""
     cell, opset = directions[0].cell, default_opset(model.opset_imports) or 0
-    transposed = directions[0].batch_first and not region.op_type  # onnxruntime runs no node of layout 1
+    transposed = directions[0].batch_first and not region.op_type  # onnxruntime does not support layout 1
     directions = [dataclasses.replace(one, batch_first=one.batch_first and not transposed) for one in directions]
     values = convenience.create_value_mapping(model.graph, include_subgraphs=False)
     read = {None if (atom := direction.cell.x) is None else atom.value for direction in directions}
@@ -285,7 +285,7 @@ def _attributes(directions: Sequence[Direction], opset: int) -> dict[str, Any] |
 class _Wiring:
     """The wiring of a node: sequence_lens, initial states, and the node's output for each result of the region.
 
-    axes: that of directions, which results lack.  bare: states lack it too.
+    axes: the direction axis, which the results lack.  bare: whether the states lack it, too.
     """
 
     lengths: ir.Value | None
@@ -348,7 +348,7 @@ def _proved(
 ) -> tuple[float | None, str]:
     """The error bound of the proof that a region equals a proposal, or None and the reason.
 
-    Both read X and initial states as what they are; where that loses too much, all is computed from the inputs.
+    Both read X and the initial states as inputs; if this loses too much, both compute them from the model's inputs.
     """
     if sum(math.prod(value.shape.numpy()) for value in proposal.constants if value.shape is not None) > 1 << 24:
         return None, "its weights are too large to be compared"

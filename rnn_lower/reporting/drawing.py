@@ -22,13 +22,13 @@ if sys.version_info < (3, 11):
     MISSING += " (Python 3.11 or newer)"
 
 MOST = 110
-"""The most nodes, constants not counted, that are all drawn: more are unreadable and slow."""
+"""The largest number of nodes, without constants, of which all are drawn; more are unreadable and slow."""
 
 MOST_LOOKED_AT = 65_536
-"""The most elements of an initial state that is compared with zero."""
+"""The largest initial state, in elements, that is compared with zero."""
 
 LONGEST = 28
-"""The most characters of a name or a line; longer text is cut, and complete in the title."""
+"""The largest number of characters of a name or a line; longer text is cut, and the title shows all of it."""
 
 SIDES = ("before", "after")
 
