@@ -120,9 +120,9 @@ def _gru(new: Sum) -> Iterator[Attempt]:
 def _gru_cell(
     keeps_new: bool, z: Atom, r: Atom, n: Atom, rest: Sum, linear: Sum | None, states: frozenset[ir.Value]
 ) -> Cell:  # fmt: skip
-    """keeps_new: whether z weights the new state instead of the old one.  linear: the sum that r multiplies, if the
-    product
-    comes first.
+    """keeps_new: whether z weights the new state instead of the old one.
+
+    linear: the sum that r multiplies, if the product comes first.
     """
     update, gate = _gate(z, states), _gate(n, states, rest)
     if keeps_new:  # 1 - sigmoid(x) is sigmoid(-x)
