@@ -80,9 +80,9 @@ Any other runtime can be measured with [a kit](new-target.md).
 ## Random models
 
 `python tests/soak/fuzz.py --runtime NAME` lowers random models in every form that the target accepts, and compares the results. Of 7,500
-models on 21 runtimes, 7,460 were right. One was wrong on rknn, and the rknn target now refuses it. The remaining 39 models failed to load
-on tract, OpenCV 4 or onnx2tf. `python tests/soak/soaktargets.py` lowers random models for every target and runs them on onnxruntime. All
-1,207 results were right.
+models on 21 runtimes, 7,460 were right. One was wrong on rknn, and the rknn target now refuses it. The others failed to load on tract,
+OpenCV 4 or onnx2tf. `python tests/soak/soaktargets.py` lowers random models for every target and runs them on onnxruntime. All 1,207
+results were right.
 
 ## How runtimes shaped the lowered graph
 
