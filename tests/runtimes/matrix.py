@@ -71,8 +71,8 @@ separate Python environments. Set `RKNN_PYTHON`, `NCNN_PYTHON` and `ORT_OPENVINO
 
 The table does not include two runtimes that were tried:
 
-- MNN runs Loop and unrolled graphs (target `mnn`). It was tested by hand in an isolated environment, because importing its converter
-  installs packages and contacts the vendor.
+- MNN runs Loop and unrolled graphs (target `mnn`). It was tested by hand in isolation, because importing its converter installs packages
+  and contacts the vendor.
 - hls4ml refuses Slice, and was not tested further.
 
 Any other runtime can be measured with [a kit](new-target.md).
