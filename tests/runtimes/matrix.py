@@ -49,10 +49,10 @@ Without arguments, the script measures every installed runtime. The CPU device o
 not).
 
 Other runtimes are on PyPI: emx-onnx-cgen (which needs `gcc`), qonnx, jaxonnxruntime (with absl-py), aidge_core with aidge_onnx and
-aidge_backend_cpu, and onnx2tf with tensorflow and ai-edge-litert. They cannot all share one environment, because qonnx 1.0.0 needs onnx
-1.20. For onnxruntime-web, set `NODE_MODULES` to a folder of npm packages with onnxruntime-web and puppeteer-core, and `CHROMIUM` to the
-browser. Install rknn-toolkit2 (which requires an older onnx), ncnn (with pnnx) and onnxruntime-openvino (which replaces onnxruntime) in
-separate Python environments. Set `RKNN_PYTHON`, `NCNN_PYTHON` and `ORT_OPENVINO_PYTHON` to the interpreters of these environments.
+aidge_backend_cpu, and onnx2tf with tensorflow and ai-edge-litert. These packages cannot all share one environment, because qonnx 1.0.0
+needs onnx 1.20. For onnxruntime-web, set `NODE_MODULES` to a folder of npm packages with onnxruntime-web and puppeteer-core, and `CHROMIUM`
+to the browser. Install rknn-toolkit2 (which requires an older onnx), ncnn (with pnnx) and onnxruntime-openvino (which replaces onnxruntime)
+in separate Python environments. Set `RKNN_PYTHON`, `NCNN_PYTHON` and `ORT_OPENVINO_PYTHON` to the interpreters of these environments.
 
 ## Notes on the rows
 
@@ -67,11 +67,11 @@ separate Python environments. Set `RKNN_PYTHON`, `NCNN_PYTHON` and `ORT_OPENVINO
   converter supports no recurrent operator.
 - onnxruntime-openvino is onnxruntime with its OpenVINO provider, which ends the session if the model contains a Loop.
 - opencv@classic is the engine of OpenCV 4, which 5.0 still contains (`cv2.dnn.ENGINE_CLASSIC`).
-- qonnx runs a graph node by node through onnxruntime. It cannot run Scan or Loop.
+- qonnx runs a graph node by node through onnxruntime, and cannot run Scan or Loop.
 
 The table does not include two runtimes that were tried:
 
-- MNN runs Loop and unrolled graphs (target `mnn`). It was tested by hand in isolation, because importing its converter installs packages
+- MNN runs Loop and unrolled graphs (target `mnn`). MNN was tested by hand in isolation, because importing its converter installs packages
   and contacts the vendor.
 - hls4ml refuses Slice, and was not tested further.
 
@@ -80,9 +80,9 @@ Any other runtime can be measured with [a kit](new-target.md).
 ## Random models
 
 `python tests/soak/fuzz.py --runtime NAME` lowers random models in every form that the target accepts, and compares the results. Of 7,500
-models on 21 runtimes, 7,460 were right. One was wrong on rknn, and the rknn target now refuses it. The others failed to load on tract,
-OpenCV 4 or onnx2tf. `python tests/soak/soaktargets.py` lowers random models for every target and runs them on onnxruntime. All 1,207
-results were right.
+models on 21 runtimes, 7,460 were right. One model was wrong on rknn, and the rknn target now refuses this model. The others failed to load
+on tract, OpenCV 4 or onnx2tf. `python tests/soak/soaktargets.py` lowers random models for every target and runs them on onnxruntime. All
+1,207 results were right.
 
 ## How runtimes shaped the lowered graph
 
@@ -177,7 +177,7 @@ def collect(name: str, kind: str) -> dict[str, list[str]]:
 def write_page(data: dict, folder: Path) -> None:
     lines = [
         "# Runtimes", "",
-        f"`tests/runtimes/matrix.py` generates this page. Its {len(FEATURES)} models have one node each (opset 17, T = 5, N = 2, I = 3, H = 4) and cover the",
+        f"`tests/runtimes/matrix.py` generates this page. The 60 models have one node each (opset 17, T = 5, N = 2, I = 3, H = 4) and cover the",
         "features of RNN, GRU and LSTM. Each runtime runs the model with the native operator, and then the models lowered for its target, in every",
         "form that the target supports.", "",
         "![Every feature on every runtime, native and lowered](runtimes.png)", "",
