@@ -177,7 +177,7 @@ def collect(name: str, kind: str) -> dict[str, list[str]]:
 def write_page(data: dict, folder: Path) -> None:
     lines = [
         "# Runtimes", "",
-        f"`tests/runtimes/matrix.py` generates this page. The 60 models have one node each (opset 17, T = 5, N = 2, I = 3, H = 4) and cover the",
+        f"`tests/runtimes/matrix.py` generates this page. The {len(FEATURES)} models have one node each (opset 17, T = 5, N = 2, I = 3, H = 4) and cover the",
         "features of RNN, GRU and LSTM. Each runtime runs the model with the native operator, and then the models lowered for its target, in every",
         "form that the target supports.", "",
         "![Every feature on every runtime, native and lowered](runtimes.png)", "",
