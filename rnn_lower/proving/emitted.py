@@ -92,17 +92,29 @@ def _slice(call: Call) -> str:
     return f"{call.label} has steps" if steps is not None else ""
 
 
+def _tile(call: Call) -> str:
+    if call[1].size != call[0].ndim:
+        raise WrongError(f"{call.label} has {call[1].size} repeats for {call[0].ndim} axes")
+    return ""
+
+
 USES: dict[str, Callable[[Call], str]] = {
     **dict.fromkeys(("Add", "Div", "Greater", "Less", "Max", "Min", "Mul", "Sub"), _binary),
     "Abs": _float, "Cast": _cast, "Clip": _clip, "Conv": _conv, "MatMul": _matmul, "Neg": _float,
-    "Slice": _slice,
+    "Slice": _slice, "Tile": _tile,
 }  # fmt: skip
 """Checks that return why a use is out of scope, or "". They raise WrongError if no runtime supports the use."""
+
+VECTORS = {
+    "ConstantOfShape": (0,), "Reshape": (1,), "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "Tile": (1,),
+    "Unsqueeze": (1,),
+}  # fmt: skip
+"""The inputs that must have rank 1, by index; numpy accepts others, too."""
 
 EMITTED = {
     *USES, *WITH_BODIES, "Concat", "Constant", "ConstantOfShape", "Elu", "Exp", "Gather", "Gemm",
     "HardSigmoid", "Identity", "LeakyRelu", "Log", "NonZero", "Range", "Reciprocal", "Relu",
-    "Reshape", "Shape", "Sigmoid", "Softplus", "Softsign", "Split", "Squeeze", "Tanh", "ThresholdedRelu", "Tile",
+    "Reshape", "Shape", "Sigmoid", "Softplus", "Softsign", "Split", "Squeeze", "Tanh", "ThresholdedRelu",
     "Transpose", "Unsqueeze", "Where",
 }  # fmt: skip
 """The operators that lowering may emit."""
@@ -143,6 +155,9 @@ class EmittedInterpreter(Interpreter):
 
     def _compute(self, call: Call) -> Sequence[Array]:
         node = call.node
+        for index in VECTORS.get(node.op_type, ()):
+            if (operand := call.optional(index)) is not None and operand.ndim != 1:
+                raise WrongError(f"input {index} of {call.label} has rank {operand.ndim} instead of 1")
         check = USES.get(node.op_type)
         why = "" if check is None else check(call)
         if why:

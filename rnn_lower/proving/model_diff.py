@@ -19,7 +19,7 @@ from rnn_lower.options import OP_TYPES
 from rnn_lower.proving.inline import without_made_calls
 from rnn_lower.shapes.shape_info import RESHAPES
 from rnn_lower.transforms.fold import FOLDED
-from rnn_lower.transforms.strip_weights import load_error, sizes_of
+from rnn_lower.transforms.strip_weights import malformed, sizes_of
 
 WEIGHT_PATH = ("Cast", "Concat", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
 """Operators between a weight and a recurrent node, which lowering may remove together with the node."""
@@ -52,11 +52,8 @@ def frame_changes(before: Model, after: Model) -> list[str]:
 def new_faults(old: Document, new: Document) -> list[str]:
     """Faults that keep some runtimes from loading the new model, and that the old one does not have."""
     faults = [text.format(name) for text, find in _FAULTS.items() for name in sorted(find(new.proto) - find(old.proto))]
-    for strict in (False, True) if load_error(new.outline, True) else ():
-        error = load_error(new.outline, strict)
-        if error and not load_error(old.outline, strict):
-            return [*faults, error]
-    return faults
+    error = malformed(new.outline)
+    return faults if not error or malformed(old.outline) else [*faults, f"onnx's checker rejects it: {error}"]
 
 
 def _repeated_names(model: onnx.ModelProto) -> set[str]:

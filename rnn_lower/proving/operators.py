@@ -350,7 +350,12 @@ def _gemm(call: Call) -> Array:
     field = call.field
     alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
     product = field.multiply(alpha, field.matmul(a, b))
-    return product if call.optional(2) is None else field.add(product, field.multiply(beta, call.real(2)))
+    if call.optional(2) is None:
+        return product
+    result = field.add(product, field.multiply(beta, call.real(2)))
+    if result.shape != product.shape:
+        raise WrongError(f"{call.label} cannot broadcast C of shape {call[2].shape} to shape {product.shape}")
+    return result
 
 
 def _einsum(call: Call) -> Array:

@@ -41,6 +41,7 @@ from rnn_lower.proving.node_proof import Task, prove_node
 from rnn_lower.proving.program import read_by
 from rnn_lower.proving.report import DIFFERENT, NodeProof, Proof
 from rnn_lower.proving.whole import prove_whole, rewrites_loops
+from rnn_lower.sandbox.resource_limits import one_child
 from rnn_lower.shapes.fixed_dims import axis_name
 from rnn_lower.transforms.fold import is_folded
 from rnn_lower.validation import check_numbers
@@ -48,6 +49,7 @@ from rnn_lower.validation import check_numbers
 Graph = ir.Graph | ir.Function
 
 
+@one_child()
 def prove_models(original: Any, lowered: Any, points: int, seed: int, seconds: float = math.inf) -> Proof:
     """The proof for two models; see `rnn_lower.prove`. seconds: after this time, the rest is out of scope."""
     deadline = time.thread_time() + seconds
@@ -98,6 +100,7 @@ def _prove_nodes(before: Document, after: Document, points: int, seed: int, dead
     return Proof(tuple(proofs), tuple(changed))
 
 
+@one_child()
 def changes(original: Any, lowered: Any) -> list[str]:
     """The differences between two models apart from their recurrent nodes and loops."""
     (source, path), (lowered_document, _) = map(files.open_model, (original, lowered))

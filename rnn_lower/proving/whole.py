@@ -36,6 +36,7 @@ from rnn_lower.proving.whole_inputs import (
 )
 from rnn_lower.proving.whole_model import limits_of
 from rnn_lower.transforms.inline import inlined
+from rnn_lower.transforms.strip_weights import misdeclared
 
 TRIED_NUMBERS = 256
 """The most constants of comparisons that are tried as integer inputs."""
@@ -71,8 +72,11 @@ def prove_whole(
     models = [document.model for document in documents]
     if changed := [*_interface(*models)]:
         return Proof((), tuple(changed), whole=True)
-    verdict, reason, evaluations = OUT_OF_SCOPE, "", 0
-    for folded in (True, False):
+    wrong = misdeclared(documents[1].outline)
+    if wrong and misdeclared(documents[0].outline):
+        wrong = ""
+    verdict, reason, evaluations = DIFFERENT if wrong else OUT_OF_SCOPE, wrong, 0
+    for folded in () if wrong else (True, False):
         try:
             comparison = _Comparison(documents, points, seed, deadline, folded, exact_sizes)
             reason, evaluations = comparison.difference(), comparison.count

@@ -118,27 +118,36 @@ def _shape_inference(proto: onnx.ModelProto, follow: bool, hints: Shapes | None)
     return inferred_model
 
 
-def load_error(proto: onnx.ModelProto, strict: bool) -> str:
-    """The first error that onnx's checker finds in an outline, in one line, or "". strict: also infer all shapes."""
+def misdeclared(proto: onnx.ModelProto) -> str:
+    """The first error that strict inference finds in an outline, in one line, or ""."""
     try:
-        run_with_limits(_onnx_check, proto, strict)
+        run_with_limits(_strict_inference, proto)
     except RnnLowerError as error:
         return " ".join(str(error).split())
     return ""
 
 
-def _onnx_check(proto: onnx.ModelProto, strict: bool) -> bytes:
-    if not any(map(protobuf.is_external, protobuf.tensors(proto))):
-        onnx.checker.check_model(proto, full_check=strict)
-        return b""
-    with tempfile.TemporaryDirectory(prefix="rnn_lower_") as folder:
-        data = Path(folder, NO_FILE)
-        data.parent.mkdir(parents=True)
-        data.touch()  # the checker only looks whether the file exists
-        path = Path(folder, "outline.onnx")
-        path.write_bytes(proto.SerializeToString())
-        onnx.checker.check_model(str(path), full_check=strict)
-    return b""
+def _strict_inference(proto: onnx.ModelProto) -> bytes:
+    content = proto.SerializeToString()
+    return onnx.shape_inference.infer_shapes(content, check_type=True, strict_mode=True) and b""
+
+
+def malformed(proto: onnx.ModelProto) -> str:
+    """The first error that onnx's checker finds in an outline, in one line, or ""; it infers no shapes."""
+    try:
+        if not any(map(protobuf.is_external, protobuf.tensors(proto))):
+            onnx.checker.check_model(proto)
+            return ""
+        with tempfile.TemporaryDirectory(prefix="rnn_lower_") as folder:
+            data = Path(folder, NO_FILE)
+            data.parent.mkdir(parents=True)
+            data.touch()  # the checker only looks whether the file exists
+            path = Path(folder, "outline.onnx")
+            path.write_bytes(proto.SerializeToString())
+            onnx.checker.check_model(str(path))
+    except onnx.checker.ValidationError as error:
+        return " ".join(str(error).split())
+    return ""
 
 
 def sizes_of(info: onnx.ValueInfoProto) -> list[int | None] | None:
