@@ -154,7 +154,7 @@ def test_include_and_exclude(lstm, tmp_path, capsys):
     for flag in ("--include", "--exclude"):
         code, _, err = run(capsys, "lower", lstm, "-o", tmp_path / "none.onnx", flag, "nods")
         assert (code, not (tmp_path / "none.onnx").exists()) == (2, True)
-        assert f"{flag} nods: no RNN, GRU or LSTM node has this name; names in the model include 'node'" in err
+        assert f"{flag} nods: no RNN, GRU or LSTM node matches this pattern; names in the model include 'node'" in err
 
 
 def test_model_without_recurrent_nodes(tmp_path, capsys, lstm):
@@ -340,7 +340,7 @@ def test_failure_while_writing_keeps_the_model(lstm, capsys, monkeypatch):
     [
         (["--form", "spiral"], "invalid choice"),
         (["--target", "abacus"], "unknown target 'abacus'; run `rnn-lower targets` for a list"),
-        (["--include", "SRU"], "no RNN, GRU or LSTM node has this name"),
+        (["--include", "SRU"], "no RNN, GRU or LSTM node matches this pattern"),
         (["--dim", "T"], "write NAME=SIZE"),
         (["--dim", "Q=3"], "no input has a symbolic size 'Q'"),
         (["--dim", "T=-1"], "write NAME=SIZE"),
@@ -369,7 +369,7 @@ def test_impossible_forms(tmp_path, capsys):
     onnx.save(build(Case("LSTM", 14, dynamic=True))[0], path)
     code, _, err = run(capsys, "lower", path, "-o", tmp_path / "o.onnx", "--form", "unroll")
     assert code == 2
-    assert "known sequence length, but here it is 'T'; use --form scan or --form loop, or add --dim T=16" in err
+    assert "known sequence length, but this one is 'T'; use --form scan or --form loop, or add --dim T=16" in err
     assert run(capsys, "lower", path, "-o", tmp_path / "o.onnx", "--form", "unroll", "--dim", "T=5")[0] == 0
     assert run(capsys, "lower", path, "-o", tmp_path / "o.onnx", "--dim", "T=5", "--check")[0] == 0  # with T = 5 too
 
@@ -545,7 +545,7 @@ def test_a_second_input_is_not_taken_for_the_output(lstm, tmp_path, capsys):
     before = other.read_bytes()
     code, _, err = run(capsys, "lower", lstm, other)
     assert (code, other.read_bytes()) == (2, before)
-    assert f"pass -o {other} to overwrite it" in err
+    assert f"to overwrite it, pass -o {other}" in err
     assert run(capsys, "lower", lstm, "-o", other)[0] == 0
     assert run(capsys, "lower", lstm, lstm)[0] == 0, "in place"
 

@@ -246,21 +246,21 @@ class OpConstraints:
         if op_type in FREE:
             return None
         if not self.listed(op_type):
-            return self._message(op_type, "it is not in the target's list of operators")
+            return self._message(op_type, "the operator is not on the target's list")
         first, last = self.opsets
         if not first <= use.opset <= last:
-            return self._message("opsets", f"it supports opsets {first} to {last}, but the opset is {use.opset}")
+            return self._message("opsets", f"opsets {first} to {last} are supported, but the opset is {use.opset}")
         for info in (*use.operands, *use.outputs):
             if self.rank is not None and info.shape is not None and len(info.shape) > self.rank:
                 high = f"an input or output has rank {len(info.shape)}"
-                return self._message("rank", f"it supports ranks up to {self.rank}, but {high}")
+                return self._message("rank", f"ranks up to {self.rank} are supported, but {high}")
             if self.static and info.sizes is None:
-                return self._message("static", "it supports only known sizes, but a size is unknown")
+                return self._message("static", "all sizes must be known, but a size of this node is not")
         for name, text in self.limits.get(op_type, {}).items():
             words, check = CHECKS[name]
             instead = check(text, use)
             if instead is not None:
-                return self._message(op_type, f"it supports {op_type} only {words(text)}, but {instead}")
+                return self._message(op_type, f"{op_type} is supported only {words(text)}, but {instead}")
         return None
 
     def _message(self, what: str, rule: str) -> str:

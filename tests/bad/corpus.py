@@ -861,10 +861,10 @@ TARGET_FILES = (
     # what is wrong, a line of the file, what is said
     ("no TOML", "forms = [", "not a target: "),
     ("unknown key", "colour = 3", "unknown key 'colour'; known keys: summary"),
-    ("wrong kind", "forms = 3", "forms is 3; it must be a list of"),
-    ("wrong forms", 'forms = ["spiral"]', "forms is ['spiral']; it must be a list of"),
+    ("wrong kind", "forms = 3", "forms is 3; it must be a list from"),
+    ("wrong forms", 'forms = ["spiral"]', "forms is ['spiral']; it must be a list from"),
     ("nothing said", "", "summary is missing; it must be a line of text"),
-    ("unknown operator in limits", "limits.Klip.steps = [1]", "limits.Klip: there is no operator of this name"),
+    ("unknown operator in limits", "limits.Klip.steps = [1]", "limits.Klip: ONNX has no operator of this name"),
     ("unknown limit", "limits.Clip.low = 3", "limits.Clip: unknown key 'low'; known keys: inputs"),
     ("wrong limit", "limits.Concat.inputs = [3, 2]", "limits.Concat.inputs is [3, 2]; it must be the smallest"),
     ("unknown source", 'sources.Klip = "page 3"', "sources.Klip: the name must be an operator or one of opsets"),
@@ -945,8 +945,8 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("function of another opset", changed(older_function, place="function", opset=17), "the function imports opset 12 and the model opset 17, but Split differs between these opsets; add --opset 17")
     yield Bad("function of another opset, as a function", changed(older_function, "--as-function", place="function", opset=17), "LSTM 'node' in function local.Recurrent: the function imports opset 12 and the model opset 17, but Split differs between these opsets; add --opset 17")
     yield Bad("form scan at opset 8", asked("--form", "scan", opset=8), "form scan needs opset 9 or newer, but the model has opset 8; use --form loop or --form unroll, or add --opset 17")
-    yield Bad("unroll without a length", asked("--form", "unroll", dynamic=True), "form unroll needs a known sequence length, but here it is 'T'; use --form scan or --form loop, or add --dim T=16")
-    yield Bad("unroll without a length for OpenCV", asked("--target", "opencv", dynamic=True), "form unroll needs a known sequence length, but here it is 'T'")
+    yield Bad("unroll without a length", asked("--form", "unroll", dynamic=True), "form unroll needs a known sequence length, but this one is 'T'; use --form scan or --form loop, or add --dim T=16")
+    yield Bad("unroll without a length for OpenCV", asked("--target", "opencv", dynamic=True), "form unroll needs a known sequence length, but this one is 'T'")
     yield Bad("unroll too long", asked("--form", "unroll", "--max-nodes", 1000, T=300), "but the limit (--max-nodes) allows only 1000 more; use --form scan or --form loop, or add --max-nodes 500000")
     yield Bad("more nodes than allowed", asked("--form", "loop", "--max-nodes", 3), "so the model exceeds the limit of 3 nodes by 16; add --max-nodes 500000")
     yield Bad("no nodes allowed", asked("--form", "scan", "--max-nodes", 0), "so the model exceeds the limit of 0 nodes by 16; add --max-nodes 500000")
@@ -956,12 +956,12 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("target a fifo", fifo_as_target, "mine.toml: cannot be read: not a file", "mine.toml")
     for name, line, words in TARGET_FILES:
         yield Bad(f"target's file {name}", with_target(line), words, "mine.toml")
-    yield Bad("target that takes too little", with_target('avoid = ["Add", "Sub"]'), "target mine does not support Add: it is not in the target's list of operators; no equivalent is known")
-    yield Bad("target that takes a batch of 1", with_target("single_batch = true"), "target mine supports only a batch size of 1, but here it is 2")
+    yield Bad("target that takes too little", with_target('avoid = ["Add", "Sub"]'), "target mine does not support Add: the operator is not on the target's list; no equivalent is known")
+    yield Bad("target that takes a batch of 1", with_target("single_batch = true"), "target mine supports only a batch size of 1, not 2")
     yield Bad("target without the form", asked("--target", "opencv", "--form", "scan"), "target opencv does not support form scan; use --form unroll")
     yield Bad("target without the opset", asked("--target", "onnx2torch", "--opset", "18"), "target onnx2torch supports opsets 9 to 17, not 18; add --opset 17")
     yield Bad("target without a batch size", asked("--target", "opencv", "--dim", "T=5", dynamic=True), "needs a known batch size")
-    yield Bad("target without captured weights", changed(computed_weights, "--target", "openvino", "--form", "scan"), "does not support weights that are computed or cast outside of a Scan; use --form loop or --form unroll")
+    yield Bad("target without captured weights", changed(computed_weights, "--target", "openvino", "--form", "scan"), "does not support a Scan whose weights are computed or cast outside of its body; use --form loop or --form unroll")
     for opset in (0, -1, NEWEST + 1, 3000):
         yield Bad(f"opset {opset} asked for", asked("--opset", opset), f"opset {opset} {newest}")
     yield Bad("opset no number", asked("--opset", "latest"), "argument --opset: invalid int value: 'latest'", "--opset")
@@ -971,14 +971,14 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("operator that no converter takes", changed(computed_slice, "--opset", 9), "opset 14 -> 9: Slice 'further': ")
     yield Bad("layout kept at opset 13", asked("--exclude", "*", "--opset", 13, layout=1), "has the attribute layout, which opset 13 does not define; lower this node too, or convert to opset 14 or newer")
     for text in ("T", "=3", "T=", "T=-1", "T=²", "T=٣", "T=1.5", "T=0x10", "T= 5", "T=+5", ""):
-        yield Bad(f"dim {text!r}", asked("--dim", text, dynamic=True), f"--dim {text}: write NAME=SIZE or INPUT[AXIS]=SIZE with a whole number, e.g. T=100".replace(" :", ":") if text else "write NAME=SIZE or INPUT[AXIS]=SIZE with a whole number, e.g. T=100", "--dim")
+        yield Bad(f"dim {text!r}", asked("--dim", text, dynamic=True), f"--dim {text}: write NAME=SIZE or INPUT[AXIS]=SIZE with a whole number as SIZE, e.g. T=100".replace(" :", ":") if text else "write NAME=SIZE or INPUT[AXIS]=SIZE with a whole number as SIZE, e.g. T=100", "--dim")
     for text in (str(1 << 63), "9" * 20, "9" * 400):
         yield Bad(f"dim of {len(text)} digits", asked("--dim", f"T={text}", dynamic=True), "of 'T' is too large", "T")
     yield Bad("dim beyond memory", asked("--check", "--dim", f"T={(1 << 63) - 1}", dynamic=True), "of 'T' is too large", "T")
     for text in ("X", "X:", ":5,2,3", "X:5,,3", "X:5,-1,3", "X:5 2 3"):
         yield Bad(f"input shape {text!r}", asked("--input-shape", text, dynamic=True), f"--input-shape {text}: write INPUT:SIZE,SIZE..., e.g. --input-shape x:100,1,16", "--input-shape")
-    yield Bad("only nobody", asked("--include", "gru*"), "--include gru*: no RNN, GRU or LSTM node has this name; names in the model include 'node'")
-    yield Bad("skip nobody", asked("--exclude", "/rnn/*"), "--exclude /rnn/*: no RNN, GRU or LSTM node has this name; names in the model include 'node'")
+    yield Bad("only nobody", asked("--include", "gru*"), "--include gru*: no RNN, GRU or LSTM node matches this pattern; names in the model include 'node'")
+    yield Bad("skip nobody", asked("--exclude", "/rnn/*"), "--exclude /rnn/*: no RNN, GRU or LSTM node matches this pattern; names in the model include 'node'")
     yield Bad("drawing of two", reporting(lambda: model_of(place="if"), "--svg"), "a drawing shows only one node; pass --node with one of 'node_else_branch', 'node_then_branch'")
     yield Bad("drawing of nobody", reporting(model_of, "--svg", "--node", "nod"), "--node nod: no RNN, GRU or LSTM node has this name; names in the model include 'node'")
     yield Bad("page of one node", reporting(model_of, "--node", "node"), "--node needs --svg", "--node")
@@ -992,7 +992,7 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("dim given twice", asked("--dim", "T=5", "--dim", "T=6", dynamic=True), "'T' is set to two different sizes, 5 and 6", "T")
     yield Bad("axis and shape", asked("--dim", "X[0]=5", "--input-shape", "X:6,2,3", dynamic=True), "'X[0]' is set twice, as 5 and as 6")
     yield Bad("axis beyond", asked("--dim", "X[3]=7"), "input 'X' has 3 axes, so 'X[3]' does not exist")
-    yield Bad("length of a loop's own making", changed(looped_length, "--form", "unroll"), "form unroll needs a known sequence length, but here it is unknown; use --form scan or --form loop")
+    yield Bad("length of a loop's own making", changed(looped_length, "--form", "unroll"), "form unroll needs a known sequence length, but this one is unknown; use --form scan or --form loop")
     yield Bad("enormous size", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 1 << 40)), "X has shape [5, 1099511627776, 3]; the maximum size of an axis is 2147483647")
     yield Bad("enormous size that folding finds", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 1 << 62), "--form", "unroll", place="function", optional=()), f"batch_size is {1 << 62}; the maximum is 2147483647")
     yield Bad("dim unknown", asked("--dim", "Q=3", dynamic=True), "no input has a symbolic size 'Q'; symbolic sizes of the inputs: T, N")
@@ -1120,7 +1120,7 @@ def bad_numbers_of_models() -> Iterator[Bad]:
     )  # fmt: skip
     same = "would both be written to"
     yield Bad("two models of one name", several("a/m.onnx", "b/m.onnx"), same, "m.onnx")
-    yield Bad("a file in place of the folder", several("m.onnx", out_dir="taken"), "--out-dir …: …; name a folder", "taken")
+    yield Bad("a file in place of the folder", several("m.onnx", out_dir="taken"), "--out-dir …: …; name another folder", "taken")
     nothing = "nothing is piped into stdin"
     yield Bad("an empty pipe", lambda folder: ["inspect", "-"], nothing, "-")
     yield Bad("an empty pipe to lower", lambda folder: ["lower", "-", "-o", str(folder / "o.onnx")], nothing, "-")
@@ -1304,7 +1304,7 @@ def bad_places() -> Iterator[Bad]:
     yield Bad("max nodes below 0", asked("--max-nodes", "-1"), "max_nodes is -1; it must be 0 or more", "max_nodes")
     yield Bad("an infinite tolerance", asked("--check", "--atol", "inf"), "atol is inf; it must be finite")
     yield Bad("output in a locked folder", writing("locked/out.onnx", locked_folder), f"{cannot}Permission denied", "out.onnx", as_root=False)
-    yield Bad("output missing", lambda folder: ["lower", str(folder / "bad.onnx")], "no output file is named; write IN.onnx OUT.onnx", "lower")
+    yield Bad("output missing", lambda folder: ["lower", str(folder / "bad.onnx")], "the output file is missing; write IN.onnx OUT.onnx", "lower")
     yield Bad("output empty", writing(""), f"{cannot}it is a folder", ".")
     stream = "the model has weights in another file, which cannot be written to a stream; name a file"
     yield Bad("weights to a fifo", writing("out.onnx", lambda folder: os.mkfifo(folder / "out.onnx"), with_data=True), stream, "out.onnx")
@@ -1345,24 +1345,24 @@ def bad_kits() -> Iterator[Bad]:
         return ["kit", "-o", str(folder / "kit"), "--target", "portable"]
 
     manifest, results = "manifest.json", ("--results", "FOLDER/results")
-    yield Bad("kit over something", occupied, "exists already; name a new folder", "kit")
+    yield Bad("kit over something", occupied, "already exists and is not empty; name a new or empty folder", "kit")
     yield Bad("kit in a missing folder", lambda folder: ["kit", "-o", str(folder / "no" / "kit"), "--target", "portable"], ": cannot be written: No such file or directory", "no/kit")
-    yield Bad("kit of no feature", kit("--target", "portable", "--include", "RNN plane"), "--include RNN plane: no feature has this name; similar: 'RNN plain'", "--include")
+    yield Bad("kit of no feature", kit("--target", "portable", "--include", "RNN plane"), "--include RNN plane: no feature matches this pattern; similar: 'RNN plain'", "--include")
     yield Bad("kit without a limit", kit("--target", "portable", "--limit", "0"), "--limit is 0; it must be more than 0", "--limit")
     yield Bad("kit without a target", kit(), "the following arguments are required: --target", "--target")
-    yield Bad("report on no kit", lambda folder: ["kit-report", str(folder), "--results", str(folder)], f"{manifest}: cannot be read: No such file or directory; write a kit first: rnn-lower kit -o ", manifest)
+    yield Bad("report on no kit", lambda folder: ["kit-report", str(folder), "--results", str(folder)], f"{manifest}: cannot be read: No such file or directory; write a kit first (rnn-lower kit -o ", manifest)
     yield Bad("report on a kit of tomorrow", with_kit(*results, change=told_otherwise('"schema": 1', '"schema": 2')), "the kit has schema 2, but this version of rnn_lower reads schema 1; write the kit again", manifest)
-    yield Bad("report on half a manifest", with_kit(*results, change=told_otherwise('"cases"', '"boxes"')), "not the manifest of a kit; write the kit again", manifest)
-    yield Bad("report on no JSON", with_kit(*results, change=told_otherwise("{", "")), "not the manifest of a kit; write the kit again", manifest)
-    yield Bad("report on no results", with_kit(*results), "found no results; the outputs of each case are expected as ", "results")
-    yield Bad("report on nothing", with_kit(), "pass either results or a command to run: --results FOLDER or --run COMMAND", "--results")
+    yield Bad("report on half a manifest", with_kit(*results, change=told_otherwise('"cases"', '"boxes"')), "not a valid kit manifest; write the kit again", manifest)
+    yield Bad("report on no JSON", with_kit(*results, change=told_otherwise("{", "")), "not a valid kit manifest; write the kit again", manifest)
+    yield Bad("report on no results", with_kit(*results), "no results found; the outputs of each case are expected as ", "results")
+    yield Bad("report on nothing", with_kit(), "pass either --results FOLDER or --run COMMAND", "--results")
     yield Bad("run without a model", with_kit("--run", "true {outputs}"), "--run true {outputs}: {model} is missing; write, for example, --run 'python run.py {model} {inputs} {outputs}'", "--run")
     yield Bad("run without outputs", with_kit("--run", "true {model}"), "--run true {model}: {outputs} is missing; write, for example, --run ", "--run")
-    yield Bad("run in open quotes", with_kit("--run", "true '{model} {outputs}"), ": no closing quotation; quote the command as in a shell", "--run")
-    yield Bad("run what is not there", with_kit("--run", "no-such-program {model} {outputs}"), "--run no-such-program: cannot be started: no such program", "--run")
+    yield Bad("run in open quotes", with_kit("--run", "true '{model} {outputs}"), ": no closing quotation; quote its words as in a shell", "--run")
+    yield Bad("run what is not there", with_kit("--run", "no-such-program {model} {outputs}"), "--run no-such-program: program not found", "--run")
     yield Bad("run in no time", with_kit("--run", "true {model} {outputs}", "--timeout", "0"), "--timeout is 0; it must be more than 0 seconds", "--timeout")
     yield Bad("run over results", with_kit("--run", "true {model} {outputs}", *results, change=lambda folder: (folder / "results" / "RNN_plain.fused").touch()), ": cannot be written: File exists; name a new folder for --results", "results")
-    yield Bad("target of another ending", with_kit(*results, "-o", "FOLDER/mine.txt"), "a target file needs the extension .toml; name it NAME.toml", "mine.txt")
+    yield Bad("target of another ending", with_kit(*results, "-o", "FOLDER/mine.txt"), "a target file needs the extension .toml; use -o NAME.toml", "mine.txt")
 
 
 def bad_usage() -> Iterator[Bad]:
@@ -1957,9 +1957,9 @@ def _calls() -> Iterator[BadCall]:
     }.items():
         yield BadCall(name, functools.partial(rnn_lower.function_body, **{"op_type": "GRU", "version": 14, "hidden_size": 4, **given}), words)
     yield BadCall("inlining that stumbles", lambda: _hard_to_inline(), "inlining functions failed (a reason); drop fold")
-    yield BadCall("seed of many digits", lambda: rnn_lower.check(model_of(), model_of(), seed=10**5000), "seed is a number of 16610 bits; the limit is 10000")
-    yield BadCall("rtol of many digits", lambda: rnn_lower.check(model_of(), model_of(), rtol=10**400), "rtol is a number of 1329 bits; the limit is 1000")
-    yield BadCall("dims of many digits", lambda: anything(model_of(dynamic=True), dims={"T": 10**5000}), "T is a number of 16610 bits; the limit is 10000")
+    yield BadCall("seed of many digits", lambda: rnn_lower.check(model_of(), model_of(), seed=10**5000), "seed has 16610 bits; the limit is 10000")
+    yield BadCall("rtol of many digits", lambda: rnn_lower.check(model_of(), model_of(), rtol=10**400), "rtol has 1329 bits; the limit is 1000")
+    yield BadCall("dims of many digits", lambda: anything(model_of(dynamic=True), dims={"T": 10**5000}), "T has 16610 bits; the limit is 10000")
     yield BadCall("half a character", lambda: rnn_lower.function_body("GRU", 14, hidden_size=4, domain="\udcff"), "domain is '\\udcff'; it must be a string")
     yield BadCall("inputs ragged", lambda: anyhow.check(model_of(), model_of(), inputs={"X": [[1], [1, 2]]}), "inputs must map names to arrays; setting an array element with a sequence")
     yield BadCall("stream of two opsets", lambda: stream_of_two_opsets(), "function own.F does not have the model's opset, so it cannot be inlined; convert the model first")
@@ -1967,7 +1967,7 @@ def _calls() -> Iterator[BadCall]:
         yield BadCall(f"written to {name}", functools.partial(written_to, destination), f"the output must be a path, not {destination!r}")
     yield BadCall("opset a truth", lambda: anything(model_of(), opset=True), f"opset is True{whole}")
     yield BadCall("max_nodes nothing", lambda: anything(model_of(), max_nodes=None), f"max_nodes is None{whole}")
-    yield BadCall("dims by a number", lambda: anything(model_of(dynamic=True), dims={0: 5}), "dims has the key 0; its keys must be names")
+    yield BadCall("dims by a number", lambda: anything(model_of(dynamic=True), dims={0: 5}), "dims has the key 0; every key must be a string")
     yield BadCall("dims a list", lambda: anything(model_of(dynamic=True), dims=[("T", 5)]), "dims is [('T', 5)]; it must map names to sizes")
     yield BadCall("atol a text", lambda: anyhow.check(model_of(), model_of(), atol="1"), "atol is '1'; it must be a number")
     yield BadCall("on a list", lambda: anyhow.check(model_of(), model_of(), on=[]), "on is []; it must be a string")
@@ -1981,7 +1981,7 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("dim a text", lambda: anything(model_of(dynamic=True), dims={"T": "5"}), f"T is '5'{whole}")
     yield BadCall("dim negative", lambda: anything(model_of(dynamic=True), dims={"T": -5}), "size -5 of 'T' must not be negative")
     yield BadCall("form unknown", lambda: anything(model_of(), form="spiral"), "unknown form 'spiral'; known forms: auto, scan")
-    yield BadCall("select no function", lambda: anything(model_of(), select="LSTM*"), "select must be callable; it is called with each RecurrentNode")
+    yield BadCall("select no function", lambda: anything(model_of(), select="LSTM*"), "select must be a function that gets a RecurrentNode and returns a bool")
     yield BadCall("op_types a text", lambda: anything(model_of(), op_types="LSTN"), "unknown operator 'LSTN'; known operators: RNN, GRU, LSTM")
     yield BadCall("model a number", lambda: anything(17), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not int")
     yield BadCall("model bytes", lambda: anything(model_of().SerializeToString()), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not bytes")
