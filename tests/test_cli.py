@@ -103,10 +103,10 @@ def test_prove_and_lower_with_a_proof(lstm, tmp_path, capsys):
     out = tmp_path / "o.onnx"
     code, text, _ = run(capsys, "lower", lstm, "-o", out, "--prove")
     assert (code, out.exists()) == (0, True)
-    assert "proved: 1 node(s), with a probability of error below 1e-09, and nothing else has changed" in text
+    assert "proved: 1 node, with a probability of error below 1e-09, and nothing else has changed" in text
     code, text, _ = run(capsys, "prove", lstm, out)
     assert code == 0
-    assert "proved: 1 node(s)" in text
+    assert "proved: 1 node" in text
     code, text, _ = run(capsys, "prove", lstm, out, "--points", "3", "--seed", "5", "--json")
     data = strict_json(text)
     assert (code, data["ok"], data["nodes"][0]["verdict"]) == (0, True, "proved")
@@ -124,7 +124,7 @@ def test_what_is_not_proved_is_not_written(lstm, tmp_path, capsys, monkeypatch):
     code, text, _ = run(capsys, "lower", lstm, "-o", tmp_path / "o.onnx", "--prove")
     assert code == 1
     assert "nothing was written" in text
-    assert "NOT PROVED: 0 of 1 node(s) are proved" in text
+    assert "NOT PROVED: 0 of 1 node proved" in text
     assert not (tmp_path / "o.onnx").exists()
 
 

@@ -29,7 +29,7 @@ def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.
     for function in new_functions:
         if opset_of(function) != opset:
             name = f"{function.domain}.{function.name}"
-            raise CallError(f"function {name} has a different opset from the model that calls it")
+            raise CallError(f"function {name} imports a different opset than the model")
     names = [(function.domain, function.name) for function in new_functions]
     try:
         result: onnx.ModelProto = onnx.inliner.inline_selected_functions(after, names, exclude=False)

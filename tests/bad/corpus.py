@@ -983,7 +983,7 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("drawing of nobody", reporting(model_of, "--svg", "--node", "nod"), "--node nod: no RNN, GRU or LSTM node has this name; names in the model include 'node'")
     yield Bad("page of one node", reporting(model_of, "--node", "node"), "--node needs --svg", "--node")
     yield Bad("page as a model", reporting(model_of, "-o", "out.onnx"), "-o out.onnx: a report is not an ONNX model; use the extension .html, or .svg with --svg", "-o")
-    yield Bad("a function in SequenceMap", changed(mapped, "--as-function", opset=17), "LSTM 'node' in main graph/body of SequenceMap 'map': it is in a body of SequenceMap, in which onnxruntime does not support function calls; drop --as-function, or keep the node with --exclude")
+    yield Bad("a function in SequenceMap", changed(mapped, "--as-function", opset=17), "LSTM 'node' in main graph/body of SequenceMap 'map': the node is in the body of a SequenceMap, where onnxruntime does not support function calls; drop --as-function, or keep the node with --exclude")
     yield Bad("one axis without a shape", changed(unshaped, "--dim", "X[1]=2"), "input 'X' declares no shape; set the sizes of all its axes, including X[0] (--input-shape X:SIZE,SIZE...)")
     yield Bad("axis fixed already", asked("--dim", "X[0]=7"), "size 7 of 'X[0]' contradicts the model, which declares 5")
     yield Bad("axis fixed by its name too", asked("--dim", "T=7", "--dim", "X[0]=4", dynamic=True), "size 4 of 'X[0]' contradicts size 7 of 'T', the symbol of this axis; set both to the same size")
@@ -1148,10 +1148,10 @@ def bad_comparisons() -> Iterator[Bad]:
     yield Bad("inputs of another rank", comparing(archive(X=x[0])), runs)
     yield Bad("inputs of another size", comparing(archive(X=np.zeros((5, 2, 9), np.float32))), runs)
     yield Bad("inputs of another type", comparing(archive(X=x.astype(np.float64))), runs)
-    yield Bad("four bits compared", changed(four_bits, "--check"), "cannot pass an input or output of this type; use --prove, which needs no runtime")
+    yield Bad("four bits compared", changed(four_bits, "--check"), "does not accept inputs or outputs of this type; use --prove, which needs no runtime")
     yield Bad("never runs", changed(never_runs, "--check"), runs)
     yield Bad("texts wanted", changed(texts_wanted, "--check"), "the model has string inputs; provide inputs (--inputs X.npz)")
-    yield Bad("a sequence wanted", changed(sequence_wanted, "--check"), "input 'list' is not a tensor, so the models cannot be compared by running; use --prove, which needs no inputs")
+    yield Bad("a sequence wanted", changed(sequence_wanted, "--check"), "input 'list' is not a tensor, so the models cannot be run on sampled inputs; use --prove, which runs neither model")
     yield Bad("an input of no type", changed(lambda m: m.graph.input[0].ClearField("type"), "--check"), "the type of input 'X' is unknown; provide inputs (--inputs X.npz)")
     yield Bad("seed negative", asked("--check", "--seed", -1), "seed is -1; it must be 0 or more", "seed")
     yield Bad("seed no number", asked("--check", "--seed", "x"), "argument --seed: invalid int value: 'x'", "--seed")
@@ -1177,7 +1177,7 @@ def bad_comparisons() -> Iterator[Bad]:
         yield Bad(f"prove {option} no number", pair(fewer_outputs, f"--{option}=1.5", command="prove"), words, option)
     yield Bad("different outputs", pair(fewer_outputs), "the models have different outputs: ['Y', 'Y_h', 'Y_c'] and ['Y']")
     yield Bad("does not load", pair(does_not_load), " cannot load the lowered model")
-    yield Bad("neither loads", changed(no_kernel, "--check"), "loads neither the original nor the lowered model: ")
+    yield Bad("neither loads", changed(no_kernel, "--check"), "can load neither the original nor the lowered model: ")
     yield Bad("on nowhere", pair(lambda _: None, "--on", "abacus"), "--on abacus: models can be run only on onnxruntime", "abacus")
     yield Bad("does not run", pair(does_not_run), "the lowered model does not run: ")
     yield Bad("compare with a seed", pair(lambda _: None, "--seed", "-3"), "seed is -3; it must be 0 or more", "seed")
@@ -1297,8 +1297,8 @@ def bad_places() -> Iterator[Bad]:
     yield Bad("output the data of another", writing("other.weights", neighbour), f"{cannot}this file contains the weights of …; name another file", "other.weights")
     yield Bad("output a link to itself", writing("out.onnx", lambda folder: (folder / "out.onnx").symlink_to("out.onnx")), f"{cannot}it is a link to itself", "out.onnx")
     yield Bad("states of something else", foreign_states, "the initial states would overwrite this file, which rnn_lower did not write; move the file away", "out.state.npz")
-    yield Bad("folding training information", changed(training, "--fold"), "the model has training_info, which refers to parts of the graph that folding removes; drop --fold and --loops")
-    yield Bad("folding quantization annotations", changed(annotated, "--fold"), "the model has quantization_annotation, which refers to parts of the graph that folding removes; drop --fold and --loops")
+    yield Bad("folding training information", changed(training, "--fold"), "the model has training_info, which refers to parts of the graph that folding may remove; drop --fold and --loops")
+    yield Bad("folding quantization annotations", changed(annotated, "--fold"), "the model has quantization_annotation, which refers to parts of the graph that folding may remove; drop --fold and --loops")
     yield Bad("folding a sparse initializer", changed(sparse, "--fold"), "folding uses onnx_ir, which does not support a sparse initializer; drop --fold or --set")
     yield Bad("folding a sparse attribute", changed(sparse_attribute, "--fold"), "folding uses onnx_ir, which does not support this model: …; drop --fold or --set")
     yield Bad("max nodes below 0", asked("--max-nodes", "-1"), "max_nodes is -1; it must be 0 or more", "max_nodes")
@@ -1930,7 +1930,7 @@ def _calls() -> Iterator[BadCall]:
     anyhow: Any = rnn_lower  # with anything
     anything: Any = rnn_lower.lower
     yield BadCall("opset a text", lambda: anything(model_of(), opset="17"), f"opset is '17'{whole}")
-    yield BadCall("functions for OpenCV", lambda: anything(model_of(), target="opencv", as_function=True), "target opencv has not been shown to run function calls; drop as_function, or choose one of these targets: onnxruntime")
+    yield BadCall("functions for OpenCV", lambda: anything(model_of(), target="opencv", as_function=True), "target opencv is not known to run function calls; drop as_function, or choose one of these targets: onnxruntime")
     yield BadCall("stream as function", lambda: rnn_lower.stream(model_of(dynamic=True), as_function=True), "stream does not support as_function; drop it")
     for name, (given, words) in {
         "body of no version": ({"version": 2}, "version 2 of GRU is unknown; known versions: 1, 3, 7, 14, 22"),
@@ -1996,7 +1996,7 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("points a float", lambda: rnn_lower.prove(model_of(), model_of(), points=1.5), f"points is 1.5{whole}")
     yield BadCall("prove a number", lambda: rnn_lower.prove(model_of(), 17), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not int")
     yield BadCall("prove weights of nowhere", lambda: rnn_lower.prove(_detached(), model_of()), "the weights are in files whose folder is unknown; pass the path of the model")
-    yield BadCall("rules with dims", lambda: rnn_lower.rewrite_rules(dims={"T": 5}), "rewrite rules only replace single nodes; for opset, dims and as_function, use rnn_lower.lower")
+    yield BadCall("rules with dims", lambda: rnn_lower.rewrite_rules(dims={"T": 5}), "rewrite rules replace only individual nodes; for opset, dims and as_function, use rnn_lower.lower")
     stream, free = anyhow.stream, model_of("GRU", dynamic=True)
     session = rnn_lower.StreamingSession
     yield BadCall("stream step a text", lambda: stream(free, axis="T", step="1"), f"step is '1'{whole}")
@@ -2024,7 +2024,7 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("check of parts", lambda: _checked(part_of_state()), "input 'first' carries a state, but check cannot determine which output returns it")
     yield BadCall("session of parts", lambda: session(stream(part_of_state(), axis="T")), "input 'first' carries a state; name the output that returns it (states={\"first\": \"OUTPUT\"})")
     yield BadCall("state of nothing", lambda: setattr(session(stream(free, axis="T")), "state", None), "the state is of type NoneType; it must map inputs to arrays")
-    yield BadCall("rules with opset", lambda: rnn_lower.rewrite_rules(opset=17), "rewrite rules only replace single nodes; for opset, dims and as_function, use rnn_lower.lower")
+    yield BadCall("rules with opset", lambda: rnn_lower.rewrite_rules(opset=17), "rewrite rules replace only individual nodes; for opset, dims and as_function, use rnn_lower.lower")
 # fmt: on
 
 

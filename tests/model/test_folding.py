@@ -312,7 +312,7 @@ def test_what_folding_would_lose_is_not_folded_unasked(held, caplog):
     )  # fmt: skip
     with caplog.at_level("INFO", "rnn_lower"):
         rnn_lower.lower(zeros_of_the_batch(), target="tidl", dims={"batch": 1})
-    assert "folded constants, because target tidl needs sizes that the model computes" in caplog.text
+    assert "folded constants, because target tidl needs static sizes, but the model computes" in caplog.text
 
 
 def test_each_constant_of_a_folded_lowering_counts():
