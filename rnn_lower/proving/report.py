@@ -6,6 +6,11 @@ import dataclasses
 from typing import Any, ClassVar
 
 
+def number_of(count: int, noun: str = "node") -> str:
+    """Return a count with its noun in the singular or plural."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 @dataclasses.dataclass(frozen=True)
 class OutputReport:
     """The comparison of one output over all runs: the shape in the worst run, and the largest differences.
@@ -86,7 +91,7 @@ class CheckReport:
 
     def lines(self, verbose: bool = False) -> list[str]:
         """The lines before the verdict: all differences; if verbose, also each output and how the nodes ran."""
-        ran = f"{_runs(self.runs)}: the original on {self.judge}, the lowered model on {self.runner}"
+        ran = f"{number_of(self.runs, 'run')}: the original on {self.judge}, the lowered model on {self.runner}"
         lines = [ran] if verbose else []
         lines += [output.describe() for output in self.outputs if verbose or not output.ok]
         lines += [f"unexpected change: {change}" for change in self.changed]
@@ -102,27 +107,19 @@ class CheckReport:
             failed = f"NOTHING COMPARED ({self.nothing_compared})"
         elif dataclasses.replace(self, unreached=()).ok:
             failed = (
-                f"NOTHING COMPARED for {_number(len(self.unreached))} without a proof, as no run had three steps and"
+                f"NOTHING COMPARED for {number_of(len(self.unreached))} without a proof, as no run had three steps and"
                 " rows of different lengths; provide such inputs (--inputs X.npz)"
             )
         nodes = len(self.proved) + len(self.runs_of_unproved)
-        counts = f"{len(self.proved)} of {_number(nodes, 'replaced node')} proved, {_runs(self.runs)}"
+        counts = f"{len(self.proved)} of {number_of(nodes, 'replaced node')} proved, {number_of(self.runs, 'run')}"
         if self.chunks:
-            counts = f"{_runs(self.runs)} in {self.chunks} chunks with {self.borders} chunk boundaries"
+            counts = f"{number_of(self.runs, 'run')} in {self.chunks} chunks with {self.borders} chunk boundaries"
         worst = max(self.outputs, key=lambda output: output.max_abs_error, default=None)
         difference = "" if worst is None else f"largest difference {worst.difference}; "
         return f"{'same' if self.ok else failed}: {difference}{counts}"
 
     def __bool__(self) -> bool:
         return self.ok
-
-
-def _number(count: int, noun: str = "node") -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def _runs(count: int) -> str:
-    return _number(count, "run")
 
 
 def _counterexample(path: str) -> list[str]:
@@ -228,9 +225,9 @@ class Proof:
             return f"no recurrent node was replaced, and {rest}"
         if self.ok:
             chance = f"with a probability of error below {self.bound:.1g}"
-            return f"proved: {_number(count)}, {chance}, and {rest}"
+            return f"proved: {number_of(count)}, {chance}, and {rest}"
         reason = ", but the models differ elsewhere" if count == len(self.nodes) and self.changed else ""
-        return f"NOT PROVED: {count} of {_number(len(self.nodes))} proved{reason}"
+        return f"NOT PROVED: {count} of {number_of(len(self.nodes))} proved{reason}"
 
     def __bool__(self) -> bool:
         return self.ok

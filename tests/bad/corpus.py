@@ -1559,8 +1559,8 @@ LATE: dict[str, tuple[Callable[[], Model], tuple[str, ...], str]] = {
         lambda: late(counted_lengths), ("--step", "2"),
         "cannot run chunk by chunk: its frames are delayed, but its sequence_lens count frames from the first chunk on",
     ),
-    "packed": (late, ("--states", "packed"), "grows, so it cannot be packed; drop --states packed"),
-    "reset": (late, ("--reset",), "its frames are delayed, so single rows cannot be reset; drop --reset"),
+    "packed": (late, ("--states", "packed"), "changes its size, so it cannot be packed; drop --states packed"),
+    "reset": (late, ("--reset",), "its frames are delayed, so individual rows cannot be reset; drop --reset"),
     "fused": (lambda: late(over_time), ("--keep-native",), "its frames are delayed, so it gets no frames in the first chunks"),
     "pairs": (
         lambda: late(lambda s: s.add("Reshape", s.value, s.add("Concat", s.ints(0), s.ints(-1, 12), axis=0))), (),
@@ -1577,11 +1577,11 @@ LATE: dict[str, tuple[Callable[[], Model], tuple[str, ...], str]] = {
     ),
     "sizes": (
         lambda: late(moved_sizes), (),
-        "cannot run chunk by chunk: its frames are delayed, but -1 in its shape stands for another axis",
+        "cannot run chunk by chunk: its frames are delayed, but the -1 in its shape stands for an axis other than time",
     ),
     "last": (
         lambda: late(lambda s: s.add("Slice", s.value, s.ints(-1), s.ints(2**62), s.ints(1)), (1, 1)), ("--delay",),
-        "is the last frame of the stream, but nodes that compute it look ahead",
+        "is the last frame of the stream, but the nodes that compute it look ahead",
     ),
 }  # fmt: skip
 
@@ -1689,22 +1689,22 @@ def bad_streams() -> Iterator[Bad]:
         yield Bad(f"stream {name}", streaming(lambda name=name: noncausal(name)[0], "--time", "T"), f"cannot run chunk by chunk: {words}")  # type: ignore[misc]
     for name, (then, words) in ODD.items():
         yield Bad(f"stream odd {name}", streaming(lambda then=then: odd(then), "--time", "T"), f"cannot run chunk by chunk: {words}")  # type: ignore[misc]
-    yield Bad("stream state outside", streaming(lambda: beside("Det", 1)), "the recurrent state is already an input, so if no other node needs state, lower the model instead (rnn-lower lower)")
-    yield Bad("stream state outside of fixed size", streaming(lambda: beside("", 0, 16)), "the recurrent state is already an input, but other nodes need state along x[1]; stream along this axis (--time x[1])")
+    yield Bad("stream state outside", streaming(lambda: beside("Det", 1)), "if only recurrent nodes need state, which is already an input, lower the model instead (rnn-lower lower)")
+    yield Bad("stream state outside of fixed size", streaming(lambda: beside("", 0, 16)), "the recurrent state is already an input, but Pad 'Pad1' also needs state; pass --time x[1] to stream along this axis")
     for name, (make, given, words) in LATE.items():
         yield Bad(f"stream late {name}", streaming(make, "--time", "T", *given), words)
     free, both = lambda: model_of(dynamic=True), lambda: model_of(dynamic=True, optional=("initial_h",))
     yield Bad("stream of several sizes", streaming(lambda: model_of(dynamic=True, direction="bidirectional")), "the inputs have several symbolic sizes (T, N); choose the axis of the stream (--time T or --time N)")
     yield Bad("stream of fixed sizes", streaming(model_of), "no input has a symbolic size; choose the axis of the stream")
-    yield Bad("stream numbers and reset", streaming(lambda: odd(numbered), "--time", "T", "--reset"), "it keeps one frame count for the whole batch, so single rows cannot be reset; drop --reset")
-    yield Bad("stream for a target", streaming(lambda: odd(looking_back), "--time", "T", "--dim", "N=1", "--step", 2, "--target", "tidl", "-q"), "which carries the state of the stream: it supports Slice only with ")
+    yield Bad("stream numbers and reset", streaming(lambda: odd(numbered), "--time", "T", "--reset"), "it keeps one frame count for the whole batch, so individual rows cannot be reset; drop --reset")
+    yield Bad("stream for a target", streaming(lambda: odd(looking_back), "--time", "T", "--dim", "N=1", "--step", 2, "--target", "tidl", "-q"), "which carries the state of the stream: Slice is supported only with ")
     yield Bad("stream steps of one step", streaming(lambda: one_step(outside=True), "--step", 2), "--step 2: each run of the model is one step of its recurrent nodes; use --step 1", "--step")
     yield Bad("stream of one step", streaming(one_step), "each run is one step of the recurrent nodes; use --step 1")
     yield Bad("stream one step back", streaming(lambda: one_step("reverse"), "--step", 1), "its direction is reverse, so its state cannot be carried to the next run")
     yield Bad("stream names without ends", streaming(free, "--time", "T", "--state-names", "h"), "--state-names h: the template must contain {end}, and may contain {node}, {state}, {end}, {index}", "--state-names")
     yield Bad("stream names twice", streaming(lambda: model_of("LSTM", dynamic=True), "--time", "T", "--state-names", "s_{end}"), "--state-names s_{end}: several states would be named 's_in'; add {node} to the template", "--state-names")
     yield Bad("stream packed of no batch", streaming(lambda: odd(in_the_batch), "--time", "T", "--states", "packed"), "its state has symbolic sizes other than the batch size; fix them (--dim NAME=SIZE)")
-    yield Bad("stream steps of nine", streaming(of_nine_frames, "--time", "x[1]", "--step", 2, "--check", "-q"), "chunks cannot cover a whole run, because the model has 9 frames, which is not a multiple of 2")
+    yield Bad("stream steps of nine", streaming(of_nine_frames, "--time", "x[1]", "--step", 2, "--check", "-q"), "the model has a fixed length of 9 frames, not a multiple of the chunk length 2")
     yield Bad("unstream of rows set back", unstreaming(set_back), "a model for whole sequences does not support input 'reset', which resets rows; stream the original model without --reset")
     yield Bad("unstream time", unstreaming(streamed_already, "--time", "X[0]"), "--time X[0]: the model's metadata already names the axes of the frames, {'X': 0}; drop --time", "--time")
     yield Bad("unstream of numbers", unstreaming(all_numbers, "--state", "s=t"), "the model has no inputs except its states")
@@ -1722,11 +1722,11 @@ def bad_streams() -> Iterator[Bad]:
     yield Bad("stream set unknown", streaming(with_a_rate, "--time", "T", "--set", "rate=1"), "--set rate: the model has no input of this name; inputs: X, sr", "--set")
     yield Bad("stream set a text", streaming(with_a_rate, "--time", "T", "--set", 'sr="a"'), "'a' is not a valid value for input 'sr' of type INT64", "sr")
     yield Bad("stream set three", streaming(with_a_rate, "--time", "T", "--set", "sr=[1,2,3]"), "has shape [2], but the value has shape [3]", "sr")
-    yield Bad("stream reset of the caller's", streaming(both, "--time", "T", "--reset"), "reset: the caller provides state 'initial_h', so only the caller can reset it", "reset")
+    yield Bad("stream reset of the caller's", streaming(both, "--time", "T", "--reset"), "reset: the caller provides state 'initial_h', so only the caller can reset it; drop --reset", "reset")
     yield Bad("stream reset of nothing", streaming(pointwise, "--time", "T", "--reset"), "reset: the model has no internal state to reset", "reset")
-    yield Bad("stream lengths old", streaming(lambda: model_of(opset=8, dynamic=True, optional=("sequence_lens",)), "--time", "T"), "sequence_lens over chunks need opset 9 or newer; the model has opset 8")
-    yield Bad("stream lengths in a branch", streaming(lambda: model_of(place="if", dynamic=True, optional=("sequence_lens",)), "--time", "T"), "its sequence_lens cannot be counted over chunks, because the node is in a branch")
-    yield Bad("stream lengths used twice", streaming(with_lengths_out, "--time", "T"), "Neg 'negative' also reads its sequence_lens")
+    yield Bad("stream lengths old", streaming(lambda: model_of(opset=8, dynamic=True, optional=("sequence_lens",)), "--time", "T"), "streaming with sequence_lens needs opset 9 or newer; the model has opset 8")
+    yield Bad("stream lengths in a branch", streaming(lambda: model_of(place="if", dynamic=True, optional=("sequence_lens",)), "--time", "T"), "its sequence_lens cannot be counted down from chunk to chunk, because the node is in a branch")
+    yield Bad("stream lengths used twice", streaming(with_lengths_out, "--time", "T"), "so Neg 'negative' cannot also read this value")
     yield Bad("stream state computed", streaming(computed_state, "--time", "T"), "and the model does not return its final state unchanged")
     yield Bad("stream reset old", streaming(lambda: model_of(opset=8, dynamic=True), "--time", "T", "--reset"), "reset needs opset 9 or newer; the model has opset 8", "reset")
     yield Bad("stream shared state", streaming(sharing, "--time", "T"), "other nodes or outputs also use its initial state 'initial_h'; add a separate input for the node")
@@ -1738,7 +1738,7 @@ NOT_CAUSAL = {
     "attention": "it multiplies frames of the stream with each other",
     "mean over time": "it reduces over time",
     "sum over all": "it reduces over all axes, including time",
-    "symmetric conv": "it looks ahead by 1 frame, because it pads 1 before the stream and 1 after it; pad 2 before and none after it, or delay the outputs (--delay)",
+    "symmetric conv": "it looks ahead by 1 frame, because its padding is 1 before the stream and 1 after it; change the padding to 2 before and 0 after, or delay the outputs (--delay)",
     "all but the last": "it selects frames 0 to -1 of the stream, but within a chunk, the end of the stream is unknown; delay the outputs by 1 frame (--delay)",
     "transposed conv with gaps": "it leaves gaps between its output frames",
     "transposed conv of a length": "its padding along the time axis depends on the length of the stream (output_shape)",
@@ -1749,7 +1749,7 @@ NOT_CAUSAL = {
     "conv with too much padding": "it pads more frames before the stream than its window covers",
     "strides padded automatically": "its padding along the time axis depends on the length of the stream (auto_pad SAME_UPPER)",
     "conv over frames as channels": "it sums over the frames of the stream, because its channel axis is the time axis",
-    "average that leaves padding out": "its first frames are averages of fewer values, because count_include_pad is 0",
+    "average that leaves padding out": "its first frames average fewer values, because count_include_pad is 0",
     "pool rounded up": "it rounds up the number of frames (ceil_mode)",
     "pad behind": "it looks ahead by 1 frame, because it pads 1 after the end of the stream",
     "pad cut off": "it removes frames from the stream",
@@ -1758,15 +1758,15 @@ NOT_CAUSAL = {
     "the first frame begins a node": "its sequence_lens or its initial state depends on the stream",
     "first frames": "it selects frames 0 to 2 of the stream; only the first frame ([:1]), the last frame ([-1:]), frames at regular steps ([::k]), and all frames without the first or last ones can be selected",
     "split in time": "it splits the stream along the time axis",
-    "sum from here on": "it starts to sum at the end of the stream (reverse)",
-    "transposed conv that is not cut off": "it outputs 2 frames beyond the end of the stream; crop them, or delay the outputs (--delay)",
-    "resize": "along the time axis, it can only repeat frames",
+    "sum from here on": "it sums backward from the end of the stream (reverse)",
+    "transposed conv that is not cut off": "it outputs 2 frames beyond the end of the stream; crop the output, or delay the outputs (--delay)",
+    "resize": "along the time axis, it may only repeat frames",
     "no rule": "there is no streaming rule for this operator",
     "tile": "it repeats the stream along the time axis",
     "joined with itself": "it concatenates frames along the time axis",
     "a number for each frame": "input 1 has different values for each frame of the stream",
     "divided by the length": "its result depends on the length of the stream",
-    "encoder and decoder": "it combines a final state with every frame",
+    "encoder and decoder": "it needs a final state or the last frame of the stream for every frame",
     "two rates": "its inputs have different frame rates",
     "mixed frames": "it mixes frames of the stream with each other",
     "squeezed without axes": "it lists no axes, so it would remove the time axis of a chunk of one frame",
@@ -1986,7 +1986,7 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("model a number", lambda: anything(17), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not int")
     yield BadCall("model bytes", lambda: anything(model_of().SerializeToString()), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not bytes")
     yield BadCall("model a graph", lambda: anything(model_of().graph), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not GraphProto")
-    yield BadCall("a runtime that dies", lambda: _deadly(model_of()), "ran this model or the lowered model on onnxruntime … ended (code 7); use prove or rnn-lower prove, which need no runtime")
+    yield BadCall("a runtime that dies", lambda: _deadly(model_of()), "ran this model or the lowered model on onnxruntime … died (code 7); use prove or rnn-lower prove, which need no runtime")
     yield BadCall("compare a number", lambda: rnn_lower.check(model_of(), 17), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not int")
     yield BadCall("model empty", lambda: anything(onnx.ModelProto()), "not an ONNX model: it has no graph")
     yield BadCall("view without data", lambda: rnn_lower.check(_without_data(), model_of()), "main graph uses 'W', which nothing computes")
@@ -2004,7 +2004,7 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("session of a list", lambda: anyhow.StreamingSession(free, states=[]), "states is []; it must map input names to output names")
     yield BadCall("stream set a list", lambda: stream(free, axis="T", set_inputs=["X"]), "set_inputs is ['X']; it must map input names to values")
     yield BadCall("session of any model", lambda: session(free), "not a streaming model; create one with rnn-lower stream, or name its states")
-    yield BadCall("session of no states", lambda: session(free, states={"h": "Y_h"}), "states: the model lacks the input 'h' or the output 'Y_h'")
+    yield BadCall("session of no states", lambda: session(free, states={"h": "Y_h"}), "states: the model has no input 'h' or no output 'Y_h'")
     yield BadCall("chunk of another type", lambda: session(stream(free, axis="T")).run(np.zeros((1, 1, 3))), "the model does not run with this chunk: ")
     yield BadCall("chunk of strides", lambda: session(stream(strided(), axis="T")).run(np.zeros((1, 3, 6), np.float32)), "the number of frames in a chunk must be a multiple of 2")
     yield BadCall("chunk of nothing", lambda: session(stream(free, axis="T", keep_native=True)).run(np.zeros((0, 1, 3), np.float32)), "the chunk is empty; onnxruntime's native operators need at least one frame")
@@ -2017,13 +2017,13 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("chunks of two lengths", lambda: session(stream(two_streams(), axis="T")).run({"x": np.zeros((1, 3, 6), np.float32), "z": np.zeros((1, 1, 6), np.float32)}), "the inputs of a chunk must have the same number of frames, not {'x': 3, 'z': 1}")
     yield BadCall("rows that are none", lambda: _twice(session(stream(free, axis="T")), 3, 3, [5]), "rows [5] of state 'node/h_in': index 5 is out of bounds")
     yield BadCall("rows of no batch", lambda: _twice(session(stream(padded(), axis="T")), (2, 4, 6), (2, 4, 6), [1]), "the batch axis of state 'Pad1/cache_in' is unknown; reset all rows")
-    yield BadCall("rows of what is late", lambda: _twice(session(stream(late(), axis="T")), (2, 4, 6), (2, 4, 6), [1]), "state 'Conv1/held_in' delays all rows by the same number of frames, so single rows cannot be reset")
+    yield BadCall("rows of what is late", lambda: _twice(session(stream(late(), axis="T")), (2, 4, 6), (2, 4, 6), [1]), "state 'Conv1/held_in' delays all rows by the same number of frames, so individual rows cannot be reset")
     yield BadCall("rows of the caller's", lambda: _restored(session(stream(model_of("GRU", dynamic=True, optional=("initial_h",)), axis="T"))), "the initial value of state 'initial_h' is unknown; reset all rows")
     yield BadCall("states of one", lambda: stream(free, axis="T", states="one"), "states is 'one'; it must be 'each' or 'packed'")
     yield BadCall("unstream without states", lambda: rnn_lower.unstream(model_of("GRU"), states={}), "the model has no state to feed back")
     yield BadCall("check of parts", lambda: _checked(part_of_state()), "input 'first' carries a state, but check cannot determine which output returns it")
     yield BadCall("session of parts", lambda: session(stream(part_of_state(), axis="T")), "input 'first' carries a state; name the output that returns it (states={\"first\": \"OUTPUT\"})")
-    yield BadCall("state of nothing", lambda: setattr(session(stream(free, axis="T")), "state", None), "the state is of type NoneType; it must map inputs to arrays")
+    yield BadCall("state of nothing", lambda: setattr(session(stream(free, axis="T")), "state", None), "the state is of type NoneType; it must map the names of state inputs to arrays")
     yield BadCall("rules with opset", lambda: rnn_lower.rewrite_rules(opset=17), "rewrite rules replace only individual nodes; for opset, dims and as_function, use rnn_lower.lower")
 # fmt: on
 
