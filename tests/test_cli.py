@@ -260,14 +260,14 @@ def test_missing_required_input_and_too_many():
         rnn_lower.lower(model)
     model, _ = build(Case("RNN", optional=("B", "sequence_lens", "initial_h")))
     model.graph.node[0].input.append("X")
-    with pytest.raises(rnn_lower.InvalidNodeError, match="the node has 7 inputs, but the operator has only 6"):
+    with pytest.raises(rnn_lower.InvalidNodeError, match="the node has 7 inputs, but the operator allows only 6"):
         rnn_lower.lower(model)
 
 
 def test_wrong_element_types():
     model, _ = build(Case("RNN", optional=("sequence_lens",)))
     next(v for v in model.graph.input if v.name == "sequence_lens").type.tensor_type.elem_type = 7
-    with pytest.raises(rnn_lower.InvalidNodeError, match="sequence_lens is of type INT64; it must be INT32"):
+    with pytest.raises(rnn_lower.InvalidNodeError, match="sequence_lens has type INT64; it must be INT32"):
         rnn_lower.lower(model)
     model, _ = build(Case("RNN"))
     model.graph.input[0].type.tensor_type.elem_type = 11

@@ -15,7 +15,7 @@ LITERALS = {
     "value_int": (ir.AttributeType.INT, ir.DataType.INT64),
     "value_ints": (ir.AttributeType.INTS, ir.DataType.INT64),
 }
-"""Attributes of a Constant that hold numbers: of which type they are, and what they make."""
+"""Attributes of a Constant that contain numbers, with their type and the element type of the result."""
 
 WITH_BODIES = ("If", "Loop", "Scan")
 

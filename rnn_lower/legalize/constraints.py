@@ -12,7 +12,7 @@ from rnn_lower.builder.tensor_info import TensorInfo
 from rnn_lower.builder.versions import input_names
 
 FREE = ("Constant",)
-"""Supported by every runtime: weights of graphs that have no initializers."""
+"""Operators that every runtime supports: they contain the weights of graphs without initializers."""
 
 
 PARAMETERS = frozenset({"axes", "starts", "ends", "steps", "shape", "split", "repeats", "min", "max", "indices"})
@@ -64,7 +64,7 @@ class NodeView:
 
 
 Check = Callable[[Any, NodeView], str | None]
-"""(limit, node) -> what the node does instead, or None if it respects the limit"""
+"""(limit, node) -> how the node violates the limit, or None if it does not"""
 
 
 def _within(limit: Sequence[int], count: int) -> str | None:

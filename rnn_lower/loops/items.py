@@ -20,7 +20,7 @@ from rnn_lower.ir.walk import known_tensor
 from rnn_lower.shapes.shape_info import ShapeInfo
 
 FEW = 1 << 20
-"""Elements up to which constants are computed with."""
+"""The maximum number of elements of a constant that is computed with."""
 
 
 @dataclasses.dataclass(frozen=True)

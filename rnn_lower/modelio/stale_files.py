@@ -31,18 +31,18 @@ except ImportError:  # Windows: files of a live run look like those of a killed 
 logger = logging.getLogger("rnn_lower")
 
 TMP = ".rnn_lower.tmp"
-"""The ending of a file until it is renamed to its output path."""
+"""The suffix of a file until it is renamed to its output path."""
 
 NAME_BYTES = 255 - len(f"..{'0' * 16}{TMP}")
-"""Bytes that file systems leave for the name of the output in the names of its temporary and data files."""
+"""The maximum number of bytes of the output's name within the names of its temporary and data files."""
 
 SEARCHED = 1 << 28
-"""Bytes of other models that are searched for the name of a stale file; where there are more, it is kept."""
+"""The maximum size of other models to search for the name of a stale file; beyond it, the file is kept."""
 
 _ODD = re.compile(r"[\\:]")
 
 Inode = tuple[int, int]
-"""A file, whatever its names: device and number."""
+"""The identity of a file, independent of its names: device and inode number."""
 
 
 def inode_of(path: Path) -> Inode | None:
@@ -170,7 +170,11 @@ def _unmentioned(candidates: list[Path], own: Collection[Path]) -> list[Path]:
     links = {neighbour.resolve() for neighbour in neighbours if neighbour.is_symlink()}
     models = [neighbour for neighbour in neighbours if neighbour not in candidates and _may_be_model(neighbour)]
     if sum(model.stat().st_size for model in models) > SEARCHED:
-        logger.warning("kept %s, which may be stale, because other models in %s may refer to it", candidates[0], folder)
+        logger.warning(
+            "kept %s, which may be stale, because the other models in %s are too large to search for references to it",
+            candidates[0],
+            folder,
+        )
         return []
     contents = [model.read_bytes() for model in models]
     return [

@@ -17,7 +17,7 @@ Ranges = dict[ir.Value, Range]
 UNIT, SIGNED = (0.0, 1.0), (-1.0, 1.0)
 ACTIVATIONS: Mapping[str, Range] = {"Sigmoid": UNIT, "HardSigmoid": UNIT, "Tanh": SIGNED, "Softsign": SIGNED}
 LARGEST = 1 << 20
-"""Elements up to which a constant is read for its range."""
+"""The maximum number of elements of a constant that is read to find its range."""
 
 
 def hull(ranges: Iterable[Range]) -> Range:

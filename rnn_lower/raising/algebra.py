@@ -419,4 +419,4 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape"), _same_columns),
     **dict.fromkeys(FUNCTIONS, _function),
 }  # fmt: skip
-"""None where an operator, or a use of it, is left as it is."""
+"""None if an operator, or a use of an operator, stays unchanged."""

@@ -31,10 +31,10 @@ _DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux."""
 
 STOP = signal.SIGUSR2 if hasattr(signal, "SIGUSR2") else signal.SIGTERM
-"""Tells a child to stop; of the others each may be ignored, as nohup has it."""
+"""The signal that stops a child; a child may ignore any other signal, for example under nohup."""
 
 TIDYING = 200
-"""Hundredths of a second in which a child that is to stop may still remove what it has written."""
+"""The time, in hundredths of a second, for a stopping child to remove the files that it has written."""
 
 
 class Ended(Exception):

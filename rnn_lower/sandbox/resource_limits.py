@@ -31,17 +31,17 @@ except ImportError:  # Windows, which has no fork either
     fcntl = resource = None  # type: ignore[assignment]
 
 SECONDS, BYTES = 60, 4 << 30
-"""Limits of processor time and memory for a piece of work: some hostile input is never done, and ever larger."""
+"""The limits of processor time and memory for a task: some malicious inputs take forever, or ever more memory."""
 
 PATIENCE = 10
-"""How many times its seconds of processor time a child may take by the clock: it may stand still, or be forked while
-another thread had a lock. So this child is forked beside threads, too, which `run_in_subprocess` avoids."""
+"""The limit of wall-clock time, as a multiple of the limit of processor time: a child may hang, for example if it was
+forked while another thread had a lock. So this child may be forked beside threads, which `run_in_subprocess` avoids."""
 
 LARGE = 1 << 16
-"""Bytes of work after which a child is not kept: a fork is little beside that, and what it holds of its parent much."""
+"""The size of work, in bytes, after which a child is not reused: its memory costs more than a new fork."""
 
 HEARD = ("SIGXCPU", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP")
-"""What ends a child by its own doing; all else is for its parent to hear."""
+"""The signals that the work of a child may cause; the child blocks all others."""
 
 _LENGTH = struct.Struct("<Q")
 _DONE, _ERROR = b"+", b"-"

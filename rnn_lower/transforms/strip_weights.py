@@ -15,23 +15,23 @@ from rnn_lower.ir.walk import is_quantized
 from rnn_lower.sandbox.resource_limits import run_with_limits
 
 SHOWN = 4096
-"""Tensors up to this many bytes keep their data: shape inference and converters read axes and shapes from them."""
+"""The maximum size, in bytes, of tensors that keep their data: shape inference reads axes and shapes from them."""
 
 NO_FILE = "rnn_lower.stripped/no/file"
-"""Where a larger tensor of an outline claims to have its data; nobody reads it."""
+"""The external location of larger tensors in a model without weights; this file is never read."""
 
 UNSEEN = "rnn_lower.unseen"
-"""Marks the nodes of an outline that lack an attribute; nobody but their own message can stand for them."""
+"""The metadata key of nodes without a required attribute; only their own NodeProto can represent them."""
 
 FOLLOWING = {"seconds": 5, "size": 1 << 29}
-"""Limits of following the numbers of shapes, worth no more: onnx 1.23 counts sizes one by one, however large."""
+"""Limits for following shape data: onnx 1.23 counts sizes one by one, however large they are."""
 
 Shapes = Mapping[str, "tuple[int, Sequence[int | str | None]]"]
-"""By name of a value its element type and the sizes of its axes."""
+"""The element type and the sizes of the axes of each value, by name."""
 
 _A = onnx.AttributeProto
 _UNSEEN = (_A.SPARSE_TENSOR, _A.SPARSE_TENSORS, _A.TYPE_PROTO, _A.TYPE_PROTOS)
-"""Attributes that lowering does not look at and onnx_ir does not read in every case."""
+"""Attributes that lowering does not need and that onnx_ir cannot always read."""
 
 
 def outline(proto: onnx.ModelProto, folder: Path | None = None) -> onnx.ModelProto:

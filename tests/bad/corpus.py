@@ -294,8 +294,8 @@ WRONG_VALUES: tuple[tuple[str, str, object, str, dict[str, Any]], ...] = (
     ("GRU", "layout", -1, "layout is -1; it must be 0 or 1", {}),
     *((op, "hidden_size", 0, "hidden_size is 0; it must be positive", {}) for op in OPS),
     ("RNN", "hidden_size", -4, "hidden_size is -4; it must be positive", {}),
-    *((op, "hidden_size", 7, "should be …hidden_size, and hidden_size is 7 according to the attribute", {}) for op in OPS),
-    ("LSTM", "hidden_size", 1 << 62, "should be 4 * hidden_size, and hidden_size is 4611686018427387904 according to the attribute", {}),
+    *((op, "hidden_size", 7, "must be …hidden_size, where hidden_size is 7 according to the attribute", {}) for op in OPS),
+    ("LSTM", "hidden_size", 1 << 62, "must be 4 * hidden_size, where hidden_size is 4611686018427387904 according to the attribute", {}),
     *((op, "clip", float("nan"), "clip is NaN; it must be a number", {}) for op in OPS),
     ("GRU", "clip", -1.0, "clip is -1; it must be positive", {}),
     ("LSTM", "clip", float("-inf"), "clip is -inf; it must be positive", {}),
@@ -341,13 +341,13 @@ def bad_attributes() -> Iterator[Bad]:
 
 SHAPES: dict[str, tuple[tuple[int, ...], str, tuple[int, ...], str]] = {
     # input of a forward LSTM with T, N, I, H = 5, 2, 3, 4: a shape of wrong rank and what is said, then of wrong size
-    "W": ((16, 3), "must be 3", (1, 20, 3), "size 20 should be 4 * hidden_size, and hidden_size is 4"),
-    "R": ((1, 1, 16, 4), "must be 3", (1, 16, 5), "size 5 should be hidden_size, and hidden_size is 4"),
-    "B": ((32,), "must be 2", (1, 31), "size 31 should be 8 * hidden_size, and hidden_size is 4"),
-    "P": ((1, 12, 1), "must be 2", (1, 16), "size 16 should be 3 * hidden_size, and hidden_size is 4"),
-    "sequence_lens": ((2, 1), "must be 1", (3,), "size 3 should be batch_size, and batch_size is 2"),
-    "initial_h": ((2, 4), "must be 3", (1, 3, 4), "size 3 should be batch_size, and batch_size is 2"),
-    "initial_c": ((4,), "must be 3", (1, 2, 5), "size 5 should be hidden_size, and hidden_size is 4"),
+    "W": ((16, 3), "must be 3", (1, 20, 3), "size 20 must be 4 * hidden_size, where hidden_size is 4"),
+    "R": ((1, 1, 16, 4), "must be 3", (1, 16, 5), "size 5 must be hidden_size, where hidden_size is 4"),
+    "B": ((32,), "must be 2", (1, 31), "size 31 must be 8 * hidden_size, where hidden_size is 4"),
+    "P": ((1, 12, 1), "must be 2", (1, 16), "size 16 must be 3 * hidden_size, where hidden_size is 4"),
+    "sequence_lens": ((2, 1), "must be 1", (3,), "size 3 must be batch_size, where batch_size is 2"),
+    "initial_h": ((2, 4), "must be 3", (1, 3, 4), "size 3 must be batch_size, where batch_size is 2"),
+    "initial_c": ((4,), "must be 3", (1, 2, 5), "size 5 must be hidden_size, where hidden_size is 4"),
 }
 HOLDERS = ("initializer", "constant", "input")
 
@@ -388,30 +388,30 @@ def declare_output(model: Model, name: str, shape: tuple[int, ...]) -> None:
 
 FURTHER_SHAPES: tuple[tuple[str, str, tuple[int, ...], str, str, dict[str, Any]], ...] = (
     # what is wrong, input, shape, words, operator, details
-    ("3 directions", "R", (3, 16, 4), "size 3 should be num_directions, and num_directions is 1", "LSTM", {}),
-    ("3 directions for bidirectional", "W", (3, 12, 3), "size 3 should be num_directions, and num_directions is 2", "GRU", {"direction": "bidirectional"}),
-    ("1 direction for bidirectional", "R", (1, 4, 4), "size 1 should be num_directions, and num_directions is 2", "RNN", {"direction": "bidirectional"}),
-    ("0 directions", "W", (0, 16, 3), "size 0 should be num_directions, and num_directions is 1", "LSTM", {}),
-    ("4 gates for GRU", "W", (1, 16, 3), "size 16 should be 3 * hidden_size, and hidden_size is 4", "GRU", {}),
-    ("4 gates for GRU in R", "R", (1, 16, 4), "size 16 should be 3 * hidden_size, and hidden_size is 4", "GRU", {}),
-    ("3 gates for LSTM", "R", (1, 12, 4), "size 12 should be 4 * hidden_size, and hidden_size is 4", "LSTM", {}),
-    ("3 gates for RNN", "W", (1, 12, 3), "size 12 should be hidden_size, and hidden_size is 4", "RNN", {}),
-    ("no number of gates", "R", (1, 16, 4), "size 16 is not a multiple of 3 (gates)", "GRU", {"hidden_size": False}),
-    ("W transposed", "W", (1, 3, 16), "size 3 should be 4 * hidden_size, and hidden_size is 4", "LSTM", {}),
-    ("W of another hidden_size than R", "W", (1, 20, 3), "size 20 should be 4 * hidden_size, and hidden_size is 4 according to R", "LSTM", {"hidden_size": False}),
-    ("W of another input_size than X", "W", (1, 12, 9), "size 9 should be input_size, and input_size is 3 according to X", "GRU", {}),
+    ("3 directions", "R", (3, 16, 4), "size 3 must be num_directions, where num_directions is 1", "LSTM", {}),
+    ("3 directions for bidirectional", "W", (3, 12, 3), "size 3 must be num_directions, where num_directions is 2", "GRU", {"direction": "bidirectional"}),
+    ("1 direction for bidirectional", "R", (1, 4, 4), "size 1 must be num_directions, where num_directions is 2", "RNN", {"direction": "bidirectional"}),
+    ("0 directions", "W", (0, 16, 3), "size 0 must be num_directions, where num_directions is 1", "LSTM", {}),
+    ("4 gates for GRU", "W", (1, 16, 3), "size 16 must be 3 * hidden_size, where hidden_size is 4", "GRU", {}),
+    ("4 gates for GRU in R", "R", (1, 16, 4), "size 16 must be 3 * hidden_size, where hidden_size is 4", "GRU", {}),
+    ("3 gates for LSTM", "R", (1, 12, 4), "size 12 must be 4 * hidden_size, where hidden_size is 4", "LSTM", {}),
+    ("3 gates for RNN", "W", (1, 12, 3), "size 12 must be hidden_size, where hidden_size is 4", "RNN", {}),
+    ("no number of gates", "R", (1, 16, 4), "size 16 must be a multiple of 3, the number of gates", "GRU", {"hidden_size": False}),
+    ("W transposed", "W", (1, 3, 16), "size 3 must be 4 * hidden_size, where hidden_size is 4", "LSTM", {}),
+    ("W of another hidden_size than R", "W", (1, 20, 3), "size 20 must be 4 * hidden_size, where hidden_size is 4 according to R", "LSTM", {"hidden_size": False}),
+    ("W of another input_size than X", "W", (1, 12, 9), "size 9 must be input_size, where input_size is 3 according to X", "GRU", {}),
     ("X of rank 2", "X", (5, 3), "X has shape … of rank …; its rank must be 3", "RNN", {}),
     ("X of rank 4", "X", (5, 2, 3, 1), "X has shape … of rank …; its rank must be 3", "LSTM", {}),
     ("X a scalar", "X", (), "X has shape … of rank …; its rank must be 3", "GRU", {}),
-    ("B for one half", "B", (1, 16), "size 16 should be 8 * hidden_size, and hidden_size is 4", "LSTM", {}),
-    ("B too long", "B", (1, 48), "size 48 should be 6 * hidden_size, and hidden_size is 4", "GRU", {}),
-    ("B for one of two directions", "B", (1, 8), "size 1 should be num_directions, and num_directions is 2", "RNN", {"direction": "bidirectional"}),
-    ("P too short", "P", (1, 8), "size 8 should be 3 * hidden_size, and hidden_size is 4", "LSTM", {}),
-    ("P for two directions", "P", (2, 12), "size 2 should be num_directions, and num_directions is 1", "LSTM", {}),
-    ("initial_h with the batch first", "initial_h", (2, 1, 4), "initial_h has shape [2, 1, 4]; size 2 should be num_directions, and num_directions is 1", "GRU", {}),
-    ("initial_h with the batch second", "initial_h", (1, 2, 4), "initial_h has shape [1, 2, 4]; size 1 should be batch_size, and batch_size is 2", "GRU", {"layout": 1}),
-    ("initial_h of another hidden_size", "initial_h", (1, 2, 8), "size 8 should be hidden_size, and hidden_size is 4", "RNN", {}),
-    ("sequence_lens of the time axis", "sequence_lens", (5,), "size 5 should be batch_size, and batch_size is 2", "GRU", {}),
+    ("B for one half", "B", (1, 16), "size 16 must be 8 * hidden_size, where hidden_size is 4", "LSTM", {}),
+    ("B too long", "B", (1, 48), "size 48 must be 6 * hidden_size, where hidden_size is 4", "GRU", {}),
+    ("B for one of two directions", "B", (1, 8), "size 1 must be num_directions, where num_directions is 2", "RNN", {"direction": "bidirectional"}),
+    ("P too short", "P", (1, 8), "size 8 must be 3 * hidden_size, where hidden_size is 4", "LSTM", {}),
+    ("P for two directions", "P", (2, 12), "size 2 must be num_directions, where num_directions is 1", "LSTM", {}),
+    ("initial_h with the batch first", "initial_h", (2, 1, 4), "initial_h has shape [2, 1, 4]; size 2 must be num_directions, where num_directions is 1", "GRU", {}),
+    ("initial_h with the batch second", "initial_h", (1, 2, 4), "initial_h has shape [1, 2, 4]; size 1 must be batch_size, where batch_size is 2", "GRU", {"layout": 1}),
+    ("initial_h of another hidden_size", "initial_h", (1, 2, 8), "size 8 must be hidden_size, where hidden_size is 4", "RNN", {}),
+    ("sequence_lens of the time axis", "sequence_lens", (5,), "size 5 must be batch_size, where batch_size is 2", "GRU", {}),
 )  # fmt: skip
 
 
@@ -428,8 +428,8 @@ def bad_inputs() -> Iterator[Bad]:
         for place, name in enumerate(("X", "W", "R")):
             yield Bad(f"{op} without {name}", changed(lambda m, i=place: recurrent(m).input.__setitem__(i, ""), op=op), f"input {name} is missing; X, W and R are required")
         count, outputs = 6 + 2 * (op == "LSTM"), 2 + (op == "LSTM")
-        yield Bad(f"{op} with too many inputs", changed(lambda m: recurrent(m).input.append("X"), op=op, optional=OPTIONAL[op]), f"the node has {count + 1} inputs, but the operator has only {count}")
-        yield Bad(f"{op} with too many outputs", changed(lambda m: recurrent(m).output.append("Z"), op=op), f"the node has {outputs + 1} outputs, but the operator has only {outputs}")
+        yield Bad(f"{op} with too many inputs", changed(lambda m: recurrent(m).input.append("X"), op=op, optional=OPTIONAL[op]), f"the node has {count + 1} inputs, but the operator allows only {count}")
+        yield Bad(f"{op} with too many outputs", changed(lambda m: recurrent(m).output.append("Z"), op=op), f"the node has {outputs + 1} outputs, but the operator allows only {outputs}")
     yield Bad("no inputs at all", changed(lambda m: recurrent(m).ClearField("input")), "input X is missing; X, W and R are required")
     yield Bad("only X", changed(lambda m: recurrent(m).input.__delitem__(slice(1, None))), "input W is missing; X, W and R are required")
 
@@ -442,9 +442,9 @@ def bad_inputs() -> Iterator[Bad]:
     for op in OPS:
         for name in ("Y", "Y_h", "Y_c")[: 3 if op == "LSTM" else 2]:
             declared = changed(lambda m, name=name: declare_output(m, name, (5, 4)), op=op)
-            yield Bad(f"{op} {name} declared of rank 2", declared, f"{name} is a graph output of declared shape [5, 4], but its actual shape is {real[name]}")
+            yield Bad(f"{op} {name} declared of rank 2", declared, f"{name} is declared with shape [5, 4], but its actual shape is {real[name]}")
             declared = changed(lambda m, name=name: declare_output(m, name, (7, 1, 2, 4) if name == "Y" else (1, 3, 4)), op=op)
-            yield Bad(f"{op} {name} declared of another size", declared, f"{name} is a graph output of declared shape {[7, 1, 2, 4] if name == 'Y' else [1, 3, 4]}, but its actual shape is {real[name]}")
+            yield Bad(f"{op} {name} declared of another size", declared, f"{name} is declared with shape {[7, 1, 2, 4] if name == 'Y' else [1, 3, 4]}, but its actual shape is {real[name]}")
 
     unknown = changed(shapeless, weights="input", hidden_size=False)
     yield Bad("hidden_size nowhere", unknown, "hidden_size is missing and the shape of R is unknown")
@@ -452,11 +452,11 @@ def bad_inputs() -> Iterator[Bad]:
 
 def bad_types() -> Iterator[Bad]:
     for holder in HOLDERS:
-        yield Bad(f"sequence_lens INT64 as {holder}", reshaped("sequence_lens", (2,), holder, dtype=np.int64), "sequence_lens is of type INT64; it must be INT32")
+        yield Bad(f"sequence_lens INT64 as {holder}", reshaped("sequence_lens", (2,), holder, dtype=np.int64), "sequence_lens has type INT64; it must be INT32")
         yield Bad(f"W of halves as {holder}", reshaped("W", (1, 16, 3), holder, dtype=np.float16), "element types differ: X is FLOAT, W is FLOAT16")
         yield Bad(f"R of integers as {holder}", reshaped("R", (1, 16, 4), holder, dtype=np.int8), "R is of type INT8; it must be one of FLOAT")
         yield Bad(f"initial_h of doubles as {holder}", reshaped("initial_h", (1, 2, 4), holder, dtype=np.float64), "element types differ: X is FLOAT, initial_h is DOUBLE")
-    yield Bad("sequence_lens FLOAT", reshaped("sequence_lens", (2,), "input", dtype=np.float32), "sequence_lens is of type FLOAT; it must be INT32")
+    yield Bad("sequence_lens FLOAT", reshaped("sequence_lens", (2,), "input", dtype=np.float32), "sequence_lens has type FLOAT; it must be INT32")
     yield Bad("B of truth values", reshaped("B", (1, 8), "initializer", "RNN", dtype=np.bool_), "B is of type BOOL; it must be one of FLOAT")
     yield Bad("P of doubles", reshaped("P", (1, 12), "constant", dtype=np.float64), "element types differ: X is FLOAT, P is DOUBLE")
     yield Bad("X of integers", reshaped("X", (5, 2, 3), "input", "GRU", dtype=np.int64), "X is of type INT64; it must be one of FLOAT")
@@ -627,7 +627,7 @@ def of_constant(path: Path, model: Model) -> None:
 # fmt: off
 def bad_external() -> Iterator[Bad]:
     lost = "its data file …bad.weights cannot be read: No such file or directory"
-    below = "only files in or below the model's folder are read"
+    below = "which is not in or below the model's folder; move the file there"
     yield Bad("data file missing", external(lambda path, _: path.unlink()), lost)
     yield Bad("data file a dangling link", external(replaced(lambda path: path.symlink_to("nowhere"))), lost)
     yield Bad("data file a link to itself", external(replaced(lambda path: path.symlink_to(path.name))), "its data file …bad.weights cannot be read: Too many levels of symbolic links")
@@ -785,12 +785,12 @@ def bad_graphs() -> Iterator[Bad]:
     yield Bad("an If without outputs", changed(branches_for_nothing), "If '' in main graph has no outputs")
     yield Bad("two inputs of one name", changed(lambda m: m.graph.input.append(m.graph.input[0])), f"'X' {twice}")
     yield Bad("two results of one name in a function", changed(lambda m: m.functions[0].node.append(helper.make_node("Identity", ["X"], ["Y"], name="again")), place="function"), f"Identity 'again' in function local.Recurrent: 'Y' {twice}")
-    yield Bad("a branch gives one value twice", changed(branch_gives_twice, place="if"), "its body returns 'Y_else_branch' twice, for which onnxruntime's results are undefined")
+    yield Bad("a branch gives one value twice", changed(branch_gives_twice, place="if"), "its body returns 'Y_else_branch' twice, which makes onnxruntime's results undefined")
     yield Bad("Constant without a value", changed(constant_with()), "Constant 'constant' in main graph has 0 attributes; a Constant must have exactly one")
     yield Bad("Constant with two values", changed(constant_with(helper.make_attribute("value_int", 1), helper.make_attribute("value_float", 1.0))), "Constant 'constant' in main graph has 2 attributes; a Constant must have exactly one")
     yield Bad("attribute twice elsewhere", changed(twice_in_relu), "LeakyRelu 'relu' in main graph: attribute 'alpha' is set twice")
     yield Bad("function twice", changed(lambda m: m.functions.append(m.functions[0]), place="function"), "function local.Recurrent is defined 2 times")
-    yield Bad("function with two element types", changed(two_element_types, place="function"), "of the types FLOAT and FLOAT16, which one lowered body cannot handle; pass --fold", runs=True)
+    yield Bad("function with two element types", changed(two_element_types, place="function"), "of the types FLOAT and FLOAT16, but a single lowered body cannot handle both; pass --fold", runs=True)
     for name in ("hidden_size", "direction", "clip"):
         yield Bad(f"{name} of the function", changed(refers(name), place="function", opset=18), f"attribute '{name}' refers to attribute 'given' of the function; lower with --fold", runs=True)
     yield Bad("function calls itself", changed(calls_itself, place="function"), "function local.Recurrent calls itself")
@@ -947,7 +947,7 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("form scan at opset 8", asked("--form", "scan", opset=8), "form scan needs opset 9 or newer, but the model has opset 8; use --form loop or --form unroll, or add --opset 17")
     yield Bad("unroll without a length", asked("--form", "unroll", dynamic=True), "form unroll needs a known sequence length, but this one is 'T'; use --form scan or --form loop, or add --dim T=16")
     yield Bad("unroll without a length for OpenCV", asked("--target", "opencv", dynamic=True), "form unroll needs a known sequence length, but this one is 'T'")
-    yield Bad("unroll too long", asked("--form", "unroll", "--max-nodes", 1000, T=300), "but the limit (--max-nodes) allows only 1000 more; use --form scan or --form loop, or add --max-nodes 500000")
+    yield Bad("unroll too long", asked("--form", "unroll", "--max-nodes", 1000, T=300), "but the limit allows only 1000 more (--max-nodes); use --form scan or --form loop, or add --max-nodes 500000")
     yield Bad("more nodes than allowed", asked("--form", "loop", "--max-nodes", 3), "so the model exceeds the limit of 3 nodes by 16; add --max-nodes 500000")
     yield Bad("no nodes allowed", asked("--form", "scan", "--max-nodes", 0), "so the model exceeds the limit of 0 nodes by 16; add --max-nodes 500000")
     yield Bad("mask too long", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", 2**24 + 1), "--target", "onnxruntime@1.20", optional=("sequence_lens",)), "declare a symbolic length")
@@ -969,7 +969,7 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("Scan of opset 8", changed(old_scan, "--opset", 17, opset=8), "opset 8 -> 17: Scan 'scan': at opset 8, a Scan has an additional batch axis")
     yield Bad("attribute of the function converted", changed(referring_node, "--opset", 17, opset=11, place="function"), "its attributes refer to attributes of the function; inline the function (onnx_ir.passes.common.InlinePass)")
     yield Bad("operator that no converter takes", changed(computed_slice, "--opset", 9), "opset 14 -> 9: Slice 'further': ")
-    yield Bad("layout kept at opset 13", asked("--exclude", "*", "--opset", 13, layout=1), "has the attribute layout, which opset 13 does not define; lower this node too, or convert to opset 14 or newer")
+    yield Bad("layout kept at opset 13", asked("--exclude", "*", "--opset", 13, layout=1), "has the attribute layout, which opset 13 does not have; lower this node too, or convert to opset 14 or newer")
     for text in ("T", "=3", "T=", "T=-1", "T=²", "T=٣", "T=1.5", "T=0x10", "T= 5", "T=+5", ""):
         yield Bad(f"dim {text!r}", asked("--dim", text, dynamic=True), f"--dim {text}: write NAME=SIZE or INPUT[AXIS]=SIZE with a whole number as SIZE, e.g. T=100".replace(" :", ":") if text else "write NAME=SIZE or INPUT[AXIS]=SIZE with a whole number as SIZE, e.g. T=100", "--dim")
     for text in (str(1 << 63), "9" * 20, "9" * 400):
@@ -979,7 +979,7 @@ def bad_wishes() -> Iterator[Bad]:
         yield Bad(f"input shape {text!r}", asked("--input-shape", text, dynamic=True), f"--input-shape {text}: write INPUT:SIZE,SIZE..., e.g. --input-shape x:100,1,16", "--input-shape")
     yield Bad("only nobody", asked("--include", "gru*"), "--include gru*: no RNN, GRU or LSTM node matches this pattern; names in the model include 'node'")
     yield Bad("skip nobody", asked("--exclude", "/rnn/*"), "--exclude /rnn/*: no RNN, GRU or LSTM node matches this pattern; names in the model include 'node'")
-    yield Bad("drawing of two", reporting(lambda: model_of(place="if"), "--svg"), "a drawing shows only one node; pass --node with one of 'node_else_branch', 'node_then_branch'")
+    yield Bad("drawing of two", reporting(lambda: model_of(place="if"), "--svg"), "a drawing shows only one node; pass --node NAME with one of 'node_else_branch', 'node_then_branch'")
     yield Bad("drawing of nobody", reporting(model_of, "--svg", "--node", "nod"), "--node nod: no RNN, GRU or LSTM node has this name; names in the model include 'node'")
     yield Bad("page of one node", reporting(model_of, "--node", "node"), "--node needs --svg", "--node")
     yield Bad("page as a model", reporting(model_of, "-o", "out.onnx"), "-o out.onnx: a report is not an ONNX model; use the extension .html, or .svg with --svg", "-o")
@@ -990,15 +990,15 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("shape of too few axes", asked("--input-shape", "X:5,2"), "input 'X' has 3 axes, but X:5,2 sets 2 sizes")
     yield Bad("shape of no input", asked("--input-shape", "x:5,2,3"), "no input is named 'x'; inputs: X")
     yield Bad("dim given twice", asked("--dim", "T=5", "--dim", "T=6", dynamic=True), "'T' is set to two different sizes, 5 and 6", "T")
-    yield Bad("axis and shape", asked("--dim", "X[0]=5", "--input-shape", "X:6,2,3", dynamic=True), "'X[0]' is set twice, as 5 and as 6")
+    yield Bad("axis and shape", asked("--dim", "X[0]=5", "--input-shape", "X:6,2,3", dynamic=True), "'X[0]' is set to two sizes, 5 and 6")
     yield Bad("axis beyond", asked("--dim", "X[3]=7"), "input 'X' has 3 axes, so 'X[3]' does not exist")
     yield Bad("length of a loop's own making", changed(looped_length, "--form", "unroll"), "form unroll needs a known sequence length, but this one is unknown; use --form scan or --form loop")
     yield Bad("enormous size", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 1 << 40)), "X has shape [5, 1099511627776, 3]; the maximum size of an axis is 2147483647")
     yield Bad("enormous size that folding finds", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 1 << 62), "--form", "unroll", place="function", optional=()), f"batch_size is {1 << 62}; the maximum is 2147483647")
     yield Bad("dim unknown", asked("--dim", "Q=3", dynamic=True), "no input has a symbolic size 'Q'; symbolic sizes of the inputs: T, N")
     yield Bad("dim where none is symbolic", asked("--dim", "T=5"), "no input has a symbolic size 'T'; symbolic sizes of the inputs: none")
-    yield Bad("dim against a weight", changed(symbolic_features, "--dim", "I=7"), "size 3 should be input_size, and input_size is 7 according to X")
-    yield Bad("too deep for what is written inside", of(lambda: nested(32, rank=None), "--form", "unroll"), "nests graphs more than 29 levels deep, which protobuf cannot read; no option helps, since unroll nests less than all other forms")
+    yield Bad("dim against a weight", changed(symbolic_features, "--dim", "I=7"), "size 3 must be input_size, where input_size is 7 according to X")
+    yield Bad("too deep for what is written inside", of(lambda: nested(32, rank=None), "--form", "unroll"), "nests graphs more than 29 levels deep, which protobuf cannot read; no option helps, because form unroll already nests the least")
     yield Bad("too deep to write", of(lambda: nested(31), "--form", "scan"), "nests graphs more than 29 levels deep, which protobuf cannot read; use --form unroll")
 # fmt: on
 
@@ -1951,7 +1951,7 @@ def _calls() -> Iterator[BadCall]:
         "body of no steps at all": ({"seq_length": -1, "form": "unroll"}, "seq_length is -1; it must be 0 or more"),
         "body of a number": ({"dtype": 1}, "dtype is 1; it must be a string"),
         "body in a domain of 3": ({"domain": 3}, "domain is 3; it must be a string"),
-        "body with one text": ({"outputs": "Y"}, "outputs is 'Y'; it must list names"),
+        "body with one text": ({"outputs": "Y"}, "outputs is 'Y'; it must be a list or tuple of names"),
         "body without a size": ({"hidden_size": None}, "attribute 'hidden_size' is None, which is not a valid attribute value"),
         "body of very many steps": ({"seq_length": 10**9, "form": "unroll"}, "unrolling 1000000000 steps emits more than 1000000000 nodes, but the limit (max_nodes) allows only 200000 more; use form scan or loop"),
     }.items():
@@ -1962,7 +1962,7 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("dims of many digits", lambda: anything(model_of(dynamic=True), dims={"T": 10**5000}), "T has 16610 bits; the limit is 10000")
     yield BadCall("half a character", lambda: rnn_lower.function_body("GRU", 14, hidden_size=4, domain="\udcff"), "domain is '\\udcff'; it must be a string")
     yield BadCall("inputs ragged", lambda: anyhow.check(model_of(), model_of(), inputs={"X": [[1], [1, 2]]}), "inputs must map names to arrays; setting an array element with a sequence")
-    yield BadCall("stream of two opsets", lambda: stream_of_two_opsets(), "function own.F does not have the model's opset, so it cannot be inlined; convert the model first")
+    yield BadCall("stream of two opsets", lambda: stream_of_two_opsets(), "function own.F imports a different opset than the model, which prevents inlining; convert the model first")
     for name, destination in {"a number": 3, "bytes": b"out.onnx", "a NUL": "o\0.onnx", "nothing": None}.items():
         yield BadCall(f"written to {name}", functools.partial(written_to, destination), f"the output must be a path, not {destination!r}")
     yield BadCall("opset a truth", lambda: anything(model_of(), opset=True), f"opset is True{whole}")
@@ -1972,7 +1972,7 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("atol a text", lambda: anyhow.check(model_of(), model_of(), atol="1"), "atol is '1'; it must be a number")
     yield BadCall("on a list", lambda: anyhow.check(model_of(), model_of(), on=[]), "on is []; it must be a string")
     yield BadCall("drawing by a number", lambda: anyhow.draw(model_of(), node=0), "node is 0; it must be a string")
-    yield BadCall("folding that ends the process", lambda: _hard_to_fold(model_of(), lambda *_, **__: os._exit(7)), "the process that folds constants ended (code 7); drop fold")
+    yield BadCall("folding that ends the process", lambda: _hard_to_fold(model_of(), lambda *_, **__: os._exit(7)), "the process that folds constants died (code 7); drop fold")
     yield BadCall("folding that stumbles", lambda: _hard_to_fold(model_of(), lambda *_, **__: [][0]), "folding constants failed (IndexError: list index out of range); drop fold")
     yield BadCall("check on what is not installed", lambda: _nowhere(model_of(), on="tract"), "on tract: no-such-package is not installed; pip install no-such-package")
     yield BadCall("check on what refuses", lambda: _nowhere(model_of(), on="onnx-reference"), "the lowered model does not run on onnx-reference …: no such operator")
