@@ -83,8 +83,8 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
     if isinstance(held, ir.Model):
         if chosen.raise_loops:
             raise RnnLowerError(
-                "raise_loops supports only an onnx.ModelProto or a file; raise the loops of the model first"
-                " (rnn_lower.raise_loops)"
+                "raise_loops supports only an onnx.ModelProto or a file, not an onnx_ir.Model; call"
+                " rnn_lower.raise_loops first"
             )
         lower_in_place(held, chosen)
         return model  # type: ignore[return-value]
@@ -235,7 +235,7 @@ def _raised(document: Document, options: Options) -> tuple[Document, Options]:
     raised, loops = raise_document(document, options.dims)
     for loop in loops:
         if loop.why:
-            logging.getLogger("rnn_lower").warning("loop '%s' is not replaced: %s", loop.name, loop.why)
+            logging.getLogger("rnn_lower").warning("loop '%s' was not replaced: %s", loop.name, loop.why)
     return raised, dataclasses.replace(options, raise_loops=False, dims=None)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 OP_TYPES = ("RNN", "GRU", "LSTM")
 QUANTIZED = "DynamicQuantizeLSTM"
-"""An operator of onnxruntime (com.microsoft), which counts as an LSTM."""
+"""An operator of onnxruntime (domain com.microsoft) that is treated as an LSTM."""
 FORMS = ("auto", "scan", "loop", "unroll")
 
 RTOL, ATOL = 1e-3, 1e-5
@@ -27,7 +27,7 @@ RTOL, ATOL = 1e-3, 1e-5
 Select = Callable[["RecurrentNode"], bool]
 
 Dims = Mapping[str, int | Sequence[int]]
-"""Sizes to fix: by symbol, by INPUT[AXIS], or all sizes of an input by its name."""
+"""Sizes to fix, by symbol or INPUT[AXIS]; the name of an input stands for all its sizes."""
 
 
 def _option(default: Any, text: str) -> Any:
@@ -38,21 +38,18 @@ def _option(default: Any, text: str) -> Any:
 class Options:
     """The options of lowering, validated as far as possible without a model."""
 
-    form: str = _option("auto", "how the steps are computed; auto chooses the form that suits the model and the target")
+    form: str = _option("auto", "how to compute the steps; auto chooses the form by model and target")
     target: str | None = _option(
-        None, "emit only operators that this runtime supports: a name from `rnn-lower targets`, or a .toml file"
+        None, "emit only operators that this runtime supports (a name from `rnn-lower targets`, or a .toml file)"
     )
     op_types: Sequence[str] | str = _option(OP_TYPES, "lower only these operators")
-    select: Select | None = _option(
-        None, "a function that is called with each RecurrentNode; a node for which it returns False is not lowered"
-    )
+    select: Select | None = _option(None, "a function that gets each RecurrentNode and returns whether to lower it")
     opset: int | None = _option(
-        None, "convert the whole model to this opset; the default is the nearest opset that the target supports"
+        None, "convert the whole model to this opset (default: the nearest opset that the target supports)"
     )
     dims: Dims | None = _option(
         None,
-        "fix a symbolic size of the inputs, or the size of INPUT[AXIS], before lowering; may list several NAME=SIZE"
-        " pairs",
+        "before lowering, fix a symbolic size, or the size of an axis INPUT[AXIS]; accepts several NAME=SIZE pairs",
     )
     fold: bool = _option(
         False,
@@ -60,7 +57,7 @@ class Options:
         " automatic if the target needs static sizes and the model computes sizes",
     )
     keep_native: bool = _option(
-        False, "keep nodes that the target was measured to run correctly, and at least as fast as lowered nodes"
+        False, "do not lower nodes that the target was measured to run correctly and at least as fast as lowered nodes"
     )
     as_function: bool = _option(
         False,
@@ -70,16 +67,20 @@ class Options:
         False, "compute both directions of a small node in one loop; a NaN in one direction then also affects the other"
     )
     loops: bool = _option(
-        False, "also unroll Loop and Scan nodes of the model; automatic for a target that supports neither"
+        False, "also unroll the model's own Loop and Scan nodes; automatic for a target that supports neither"
     )
-    raise_loops: bool = _option(False, "first replace loops with recurrent nodes that are proved equal to them")
+    raise_loops: bool = _option(
+        False, "before lowering, replace loops with recurrent nodes that are proved equal to them"
+    )
     legalize_all: bool = _option(
         False, "also replace other nodes that the target does not support, if supported equivalents exist"
     )
     dequantize: bool = _option(
         False, "convert the weights of DynamicQuantizeLSTM nodes to floats and compute in floats"
     )
-    max_nodes: int = _option(200_000, "maximum number of emitted nodes; guards against accidental unrolling")
+    max_nodes: int = _option(
+        200_000, "maximum number of emitted nodes, a guard against accidentally unrolling long sequences"
+    )
 
     def __post_init__(self) -> None:
         if self.dims is not None and not isinstance(self.dims, Mapping):
@@ -87,25 +88,23 @@ class Options:
         if isinstance(self.op_types, str):
             object.__setattr__(self, "op_types", (self.op_types,))
         if not isinstance(self.op_types, (list, tuple, set, frozenset)):
-            raise RnnLowerError(f"op_types is {self.op_types!r}; it must list operators")
+            raise RnnLowerError(f"op_types is {self.op_types!r}; it must be a list or tuple of operator names")
         for name, sizes in (self.dims or {}).items():
             if not isinstance(name, str):
-                raise RnnLowerError(f"dims has the key {name!r}; its keys must be names")
+                raise RnnLowerError(f"dims has the key {name!r}; every key must be a string")
             for size in _sizes_in(sizes):
                 check_number(name, size)
         if self.opset is not None:
             check_numbers(opset=self.opset)  # conversion checks whether it exists
         check_numbers(max_nodes=self.max_nodes)
         if self.keep_native and self.target is None:
-            raise RnnLowerError(
-                "--keep-native keeps nodes that a target runs correctly; name the target (--target RUNTIME)"
-            )
+            raise RnnLowerError("--keep-native keeps the nodes that a target runs correctly; add --target RUNTIME")
         if self.legalize_all and self.target is None:
             raise RnnLowerError(
-                "--legalize-all replaces nodes that a target does not support; name the target (--target RUNTIME)"
+                "--legalize-all replaces the nodes that a target does not support; add --target RUNTIME"
             )
         if self.select is not None and not callable(self.select):
-            raise RnnLowerError("select must be callable; it is called with each RecurrentNode")
+            raise RnnLowerError("select must be a function that gets a RecurrentNode and returns a bool")
         for what, value, known in (("form", self.form, FORMS), *(("operator", op, OP_TYPES) for op in self.op_types)):
             if value not in known:
                 raise RnnLowerError(f"unknown {what} '{value}'; known {what}s: {', '.join(known)}")

@@ -25,7 +25,7 @@ LIMITS: Mapping[str, tuple[type, float, float]] = {
 """The type and the range of each numeric argument; none may be infinite."""
 
 LONGEST = {int: 10_000, float: 1000}
-"""The most bits of an integer by argument type: Python does not print longer ones, or convert them to float."""
+"""The maximum number of bits of an integer, by argument type: Python cannot print or convert longer ones."""
 
 
 def check_numbers(**numbers: Any) -> None:
@@ -38,7 +38,7 @@ def check_number(name: str, number: Any, kind: type = int, least: float = -math.
     if isinstance(number, bool) or not isinstance(number, int if kind is int else (int, float)):
         raise RnnLowerError(f"{name} is {number!r}; it must be {'an integer' if kind is int else 'a number'}")
     if isinstance(number, int) and number.bit_length() > LONGEST[kind]:
-        raise RnnLowerError(f"{name} is a number of {number.bit_length()} bits; the limit is {LONGEST[kind]}")
+        raise RnnLowerError(f"{name} has {number.bit_length()} bits; the limit is {LONGEST[kind]} bits")
     text = f"{name} is {number:g}" if isinstance(number, float) else f"{name} is {number}"
     if number == math.inf:
         raise RnnLowerError(f"{text}; it must be finite")

@@ -103,10 +103,10 @@ def test_prove_and_lower_with_a_proof(lstm, tmp_path, capsys):
     out = tmp_path / "o.onnx"
     code, text, _ = run(capsys, "lower", lstm, "-o", out, "--prove")
     assert (code, out.exists()) == (0, True)
-    assert "proved: 1 node(s), with a probability of error below 1e-09, and nothing else has changed" in text
+    assert "proved: 1 node, with a probability of error below 1e-09, and nothing else has changed" in text
     code, text, _ = run(capsys, "prove", lstm, out)
     assert code == 0
-    assert "proved: 1 node(s)" in text
+    assert "proved: 1 node" in text
     code, text, _ = run(capsys, "prove", lstm, out, "--points", "3", "--seed", "5", "--json")
     data = strict_json(text)
     assert (code, data["ok"], data["nodes"][0]["verdict"]) == (0, True, "proved")
@@ -124,7 +124,7 @@ def test_what_is_not_proved_is_not_written(lstm, tmp_path, capsys, monkeypatch):
     code, text, _ = run(capsys, "lower", lstm, "-o", tmp_path / "o.onnx", "--prove")
     assert code == 1
     assert "nothing was written" in text
-    assert "NOT PROVED: 0 of 1 node(s) are proved" in text
+    assert "NOT PROVED: 0 of 1 node proved" in text
     assert not (tmp_path / "o.onnx").exists()
 
 
@@ -154,7 +154,7 @@ def test_include_and_exclude(lstm, tmp_path, capsys):
     for flag in ("--include", "--exclude"):
         code, _, err = run(capsys, "lower", lstm, "-o", tmp_path / "none.onnx", flag, "nods")
         assert (code, not (tmp_path / "none.onnx").exists()) == (2, True)
-        assert f"{flag} nods: no RNN, GRU or LSTM node has this name; names in the model include 'node'" in err
+        assert f"{flag} nods: no RNN, GRU or LSTM node matches this pattern; names in the model include 'node'" in err
 
 
 def test_model_without_recurrent_nodes(tmp_path, capsys, lstm):
@@ -260,14 +260,14 @@ def test_missing_required_input_and_too_many():
         rnn_lower.lower(model)
     model, _ = build(Case("RNN", optional=("B", "sequence_lens", "initial_h")))
     model.graph.node[0].input.append("X")
-    with pytest.raises(rnn_lower.InvalidNodeError, match="the node has 7 inputs, but the operator has only 6"):
+    with pytest.raises(rnn_lower.InvalidNodeError, match="the node has 7 inputs, but the operator allows only 6"):
         rnn_lower.lower(model)
 
 
 def test_wrong_element_types():
     model, _ = build(Case("RNN", optional=("sequence_lens",)))
     next(v for v in model.graph.input if v.name == "sequence_lens").type.tensor_type.elem_type = 7
-    with pytest.raises(rnn_lower.InvalidNodeError, match="sequence_lens is of type INT64; it must be INT32"):
+    with pytest.raises(rnn_lower.InvalidNodeError, match="sequence_lens has type INT64; it must be INT32"):
         rnn_lower.lower(model)
     model, _ = build(Case("RNN"))
     model.graph.input[0].type.tensor_type.elem_type = 11
@@ -340,7 +340,7 @@ def test_failure_while_writing_keeps_the_model(lstm, capsys, monkeypatch):
     [
         (["--form", "spiral"], "invalid choice"),
         (["--target", "abacus"], "unknown target 'abacus'; run `rnn-lower targets` for a list"),
-        (["--include", "SRU"], "no RNN, GRU or LSTM node has this name"),
+        (["--include", "SRU"], "no RNN, GRU or LSTM node matches this pattern"),
         (["--dim", "T"], "write NAME=SIZE"),
         (["--dim", "Q=3"], "no input has a symbolic size 'Q'"),
         (["--dim", "T=-1"], "write NAME=SIZE"),
@@ -369,7 +369,7 @@ def test_impossible_forms(tmp_path, capsys):
     onnx.save(build(Case("LSTM", 14, dynamic=True))[0], path)
     code, _, err = run(capsys, "lower", path, "-o", tmp_path / "o.onnx", "--form", "unroll")
     assert code == 2
-    assert "known sequence length, but here it is 'T'; use --form scan or --form loop, or add --dim T=16" in err
+    assert "known sequence length, but this one is 'T'; use --form scan or --form loop, or add --dim T=16" in err
     assert run(capsys, "lower", path, "-o", tmp_path / "o.onnx", "--form", "unroll", "--dim", "T=5")[0] == 0
     assert run(capsys, "lower", path, "-o", tmp_path / "o.onnx", "--dim", "T=5", "--check")[0] == 0  # with T = 5 too
 
@@ -545,7 +545,7 @@ def test_a_second_input_is_not_taken_for_the_output(lstm, tmp_path, capsys):
     before = other.read_bytes()
     code, _, err = run(capsys, "lower", lstm, other)
     assert (code, other.read_bytes()) == (2, before)
-    assert f"pass -o {other} to overwrite it" in err
+    assert f"to overwrite it, pass -o {other}" in err
     assert run(capsys, "lower", lstm, "-o", other)[0] == 0
     assert run(capsys, "lower", lstm, lstm)[0] == 0, "in place"
 

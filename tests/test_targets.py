@@ -47,9 +47,9 @@ def emitted(model: onnx.ModelProto) -> set[str]:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("forms = 3", "forms is 3; it must be a list of"),
-        ("forms = []", "forms is []; it must be a list of"),
-        ('forms = ["spiral"]', "forms is ['spiral']; it must be a list of"),
+        ("forms = 3", "forms is 3; it must be a list from"),
+        ("forms = []", "forms is []; it must be a list from"),
+        ('forms = ["spiral"]', "forms is ['spiral']; it must be a list from"),
         ('status = "guessed"', """status is 'guessed'; it must be "measured" or "documented\""""),
         ("opsets = [17, 13]", "opsets is [17, 13]; it must be the first and the last opset"),
         ("opsets = [13]", "opsets is [13]; it must be the first and the last opset"),
@@ -61,26 +61,29 @@ def emitted(model: onnx.ModelProto) -> set[str]:
         ("rank = 0", "rank is 0; it must be the highest rank"),
         ('static = "yes"', "static is 'yes'; it must be true or false"),
         ("single_batch = 1", "single_batch is 1; it must be true or false"),
-        ("limits = 3", "limits is 3; it must be a table of operators"),
-        ("limits.Klip.steps = [1]", "limits.Klip: there is no operator of this name"),
-        ("limits.Clip = 3", "limits.Clip is 3; it must be a table of inputs, outputs, constant"),
+        ("limits = 3", "limits is 3; it must be a table with one table of limits for each operator"),
+        ("limits.Klip.steps = [1]", "limits.Klip: ONNX has no operator of this name"),
+        ("limits.Clip = 3", "limits.Clip is 3; it must be a table with keys from inputs, outputs, constant"),
         ("limits.Clip.low = 3", "limits.Clip: unknown key 'low'; known keys: inputs, outputs, constant"),
         ("limits.Concat.inputs = [3, 2]", "limits.Concat.inputs is [3, 2]; it must be the s"),
-        ("limits.Clip.values = { min = 0 }", "limits.Clip.values is {'min': 0}; it must be a table with a range"),
+        ("limits.Clip.values = { min = 0 }", "limits.Clip.values is {'min': 0}; it must be a table of ranges"),
         ('limits.Add.types = ["FLOAT31"]', "limits.Add.types is ['FLOAT31']; it must be a list of element types"),
         ("limits.Add.types = [[1]]", "limits.Add.types is [[1]]; it must be a list of element types"),
         ("limits.Slice.axes = 1", "limits.Slice.axes is 1; it must be a list of axes"),
-        ("limits.MatMul.variable = true", "limits.MatMul.variable is True; it must be the number of inputs"),
+        (
+            "limits.MatMul.variable = true",
+            "limits.MatMul.variable is True; it must be the maximum number of computed inputs",
+        ),
         ("limits.Gemm.attributes = { transA = 0 }", "limits.Gemm.attributes is {'transA': 0}; it must be a table"),
-        ("faster_lowered = { GRU = -1 }", "faster_lowered is {'GRU': -1}; it must be a table that contains"),
-        ('fused.LSTM = ["plain"]', "fused is {'LSTM': ['plain']}; it must be a table that contains"),
-        ('fused = "perhaps"', "fused is 'perhaps'; it must be a table that contains"),
+        ("faster_lowered = { GRU = -1 }", "faster_lowered is {'GRU': -1}; it must be a table of batch sizes"),
+        ('fused.LSTM = ["plain"]', "fused is {'LSTM': ['plain']}; it must be a table of RNN, GRU or LSTM"),
+        ('fused = "perhaps"', "fused is 'perhaps'; it must be a table of RNN, GRU or LSTM"),
         ("versions = 5", "versions is 5; it must be a list of release lines"),
         ("sources = 3", "sources is 3; it must be a table of strings"),
         ('sources.Klip = "page 3"', "sources.Klip: the name must be an operator or one of opsets, rank"),
         ("slow = { steps = 3 }", "slow is {'steps': 3}; it must be { steps = NUMBER, seconds = NUMBER }"),
-        ("saturates = { Tanh = -1 }", "saturates is {'Tanh': -1}; it must be a table that contains, for each operator"),
-        ('tune = ["jump"]', "tune is ['jump']; it must be a list of rewrites from batch_directions"),
+        ("saturates = { Tanh = -1 }", "saturates is {'Tanh': -1}; it must be a table of operators with the argument"),
+        ('tune = ["jump"]', "tune is ['jump']; it must be a list of rewrites (available: batch_directions"),
         ("colour = 3", "unknown key 'colour'; known keys: summary, status"),
         ("summary", "not a target: "),
         ("forms = [", "not a target: "),
@@ -146,7 +149,7 @@ def test_what_a_target_avoids_is_said_otherwise_or_refused(case, op_type, tmp_pa
     if refusal is None:
         assert op_type not in emitted(rnn_lower.lower(model, target=path))
     else:
-        assert f"does not support {op_type}: it is not in the target's list of operators; no equivalent" in refusal
+        assert f"does not support {op_type}: the operator is not on the target's list; no equivalent" in refusal
         assert op_type in NEEDED[case.op]
 
 
@@ -222,17 +225,19 @@ def test_an_accelerator(feature, tmp_path):
 
 def test_rules_are_told_with_their_source(tmp_path):
     model, _ = build(Case("RNN", 17, "forward", N=1, weights="input"))
-    with pytest.raises(rnn_lower.UnsupportedError, match=r"does not support MatMul: it is not in the target"):
+    with pytest.raises(
+        rnn_lower.UnsupportedError, match=r"does not support MatMul: the operator is not on the target's list"
+    ):
         rnn_lower.lower(model, target=written(tmp_path, NPU))
     text = NPU.replace('"Conv",', '"Gemm",').replace("limits.Conv.constant = [1]", "limits.Gemm.constant = [1]")
     text += 'limits.MatMul.constant = [1]\nsources.MatMul = "page 7"\n'
     text = text.replace("takes = [", 'takes = ["MatMul", ').replace('"Gemm", ', "")
     with pytest.raises(
         rnn_lower.UnsupportedError,
-        match=r"MatMul only with constants for input 1, but input 1 is computed \(page 7\)",
+        match=r"MatMul is supported only with constants for input 1, but input 1 is computed \(page 7\)",
     ):
         rnn_lower.lower(model, target=written(tmp_path, text))
-    with pytest.raises(rnn_lower.UnsupportedError, match="supports only a batch size of 1, but here it is 2"):
+    with pytest.raises(rnn_lower.UnsupportedError, match="supports only a batch size of 1, not 2"):
         rnn_lower.lower(build(Case("RNN", 17))[0], target=written(tmp_path, NPU))
 
 

@@ -25,7 +25,7 @@ NAME = "weight"
 """The suggested name of the results."""
 
 Move = Callable[..., "Constant | None"]
-"""(node, output index, *data) -> the result, or None if it is not supported. The parameters of the node are known."""
+"""(node, output index, *data) -> the result, or None if this is not supported. The node's parameters are known."""
 
 
 def _integers(node: ir.Node, name: str, index: int = 99) -> list[int] | None:
@@ -101,7 +101,7 @@ MOVEMENTS: dict[str, tuple[int | None, Move]] = {
     "Transpose": (1, _transpose),
     "Unsqueeze": (1, _unsqueeze),
 }
-"""By operator: the number of data inputs (None for all; the others are parameters), and the movement."""
+"""By operator: the number of data inputs (None: all inputs; otherwise the rest are parameters), and the movement."""
 
 
 def known(value: ir.Value | None) -> Constant | None:

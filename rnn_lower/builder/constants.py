@@ -15,7 +15,7 @@ from rnn_lower.builder.names import Names
 from rnn_lower.ir.walk import Scope
 
 EAGER_BYTES = 1024
-"""Constants up to this size are evaluated at once; larger ones stay lazy, so that weights do not occupy memory."""
+"""Constants up to this size are evaluated at once; larger constants stay lazy, so that weights do not occupy memory."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

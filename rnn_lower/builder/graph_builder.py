@@ -439,7 +439,7 @@ class GraphBuilder:
 def _positions(length: int) -> np.ndarray:
     if length > LARGE:
         raise UnsupportedError(
-            f"{length} steps need a constant with {length} positions, which exceeds the limit of {LARGE};"
+            f"{length} steps need a constant with as many positions, but the limit is {LARGE};"
             " declare a symbolic length"
         )
     return np.arange(length)

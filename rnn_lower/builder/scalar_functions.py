@@ -87,4 +87,4 @@ DEFAULTS: Mapping[str, tuple[float, float]] = {
     "LeakyRelu": (0.01, 0.0),
     "ThresholdedRelu": (1.0, 0.0),
 }
-"""alpha and beta of each operator if a node does not set them."""
+"""The default alpha and beta of each operator."""

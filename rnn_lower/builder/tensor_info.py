@@ -18,7 +18,7 @@ from rnn_lower.ir.walk import known_tensor
 
 Shape = tuple[int | None, ...]
 MOST = 1024
-"""The maximum number of elements of a constant whose content is read: axes, sizes, bounds."""
+"""The maximum number of elements of a constant whose values are read: axes, sizes, bounds."""
 
 
 @dataclasses.dataclass(frozen=True)

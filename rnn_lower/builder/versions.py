@@ -16,37 +16,37 @@ from rnn_lower.ir.schemas import newest_opset, schema_of, version_of
 logger = logging.getLogger("rnn_lower")
 
 NEWEST_REVIEWED_OPSET = 28
-"""The newest reviewed opset. A newer opset is accepted while no emitted operator changed."""
+"""The newest reviewed opset. Newer opsets are accepted as long as no emitted operator has changed."""
 
 FIRST_EMITTED = {"Scan": 9, "Tile": 6}
-"""Scan-8 has a separate batch axis, Tile-1 has other inputs; neither is emitted."""
+"""Scan-8 has an additional batch axis, and Tile-1 has different inputs; neither is emitted."""
 
 BROADCASTS_BY_RULE = 7
-"""From this opset on binary operators broadcast like numpy; before, only with broadcast=1 and B a suffix of A."""
+"""From this opset on, binary operators broadcast like numpy; before, only with broadcast=1 and B's shape a suffix."""
 
 CAST_TAKES_ENUM = 6
-"""In older opsets the target type of Cast is a string."""
+"""In older opsets, the target type of Cast is a string."""
 
 CLIP_TAKES_DOUBLE = 12
-"""In older opsets onnxruntime's Clip supports float32 only."""
+"""In older opsets, onnxruntime's Clip supports float32 only."""
 
 CONSTANT_TAKES_INTEGERS = 9
-"""In older opsets Constant supports floating-point numbers only."""
+"""In older opsets, Constant supports floating-point numbers only."""
 
 LESS_TAKES_INTEGERS = 9
-"""In older opsets Less supports floating-point numbers only."""
+"""In older opsets, Less supports floating-point numbers only."""
 
 MAX_BROADCASTS = 8
-"""In older opsets Max and Min need operands of one shape, and onnxruntime supports them in float32 only."""
+"""In older opsets, Max and Min need operands of equal shape, and onnxruntime supports only float32."""
 
 SLICE_TAKES_STEPS = 10
-"""From this opset on Slice has an input for steps, which may be negative."""
+"""From this opset on, Slice has an input for steps, which may be negative."""
 
 SPLIT_TAKES_INTEGERS = 2
-"""In older opsets Split supports floating-point numbers only."""
+"""In older opsets, Split supports floating-point numbers only."""
 
 SHAPE_TAKES_RANGE = 15
-"""From this opset on Shape has the attributes start and end."""
+"""From this opset on, Shape has the attributes start and end."""
 
 EMITTED = (
     "Abs", "Add", "Cast", "Clip", "Concat", "Constant", "ConstantOfShape", "Conv", "Div", "DynamicQuantizeLinear",

@@ -34,7 +34,7 @@ from rnn_lower.transforms.fold import dead_nodes, is_folded
 from rnn_lower.validation import check_numbers, check_texts
 
 FURTHER_TRIES = 5
-"""Further rounds of all kinds of inputs for recurrent nodes that are not proved and have not run."""
+"""Additional rounds of sampled inputs for recurrent nodes that are neither proved nor tested enough."""
 
 PROOF_SECONDS = 8.0
 """CPU time for the proofs before the runs."""
@@ -166,10 +166,10 @@ class ModelPair:
         if self._unknown:
             return f"{ORT} has no operator {self._unknown}, so the original model can be neither run nor checked"
         if "No corresponding Numpy type" in error:
-            return f"{ORT} cannot pass an input or output of this type; {INSTEAD}"
+            return f"{ORT} does not accept inputs or outputs of this type; {INSTEAD}"
         if self._refused and "Issues with types" in error:  # about the operator, not about the inputs
             text = f"{ORT} cannot load the original model ({self._refused})"
-            return f"{text}, and the evaluator of onnx cannot run it; use `rnn-lower prove`, which runs neither model"
+            return f"{text}, nor can onnx's evaluator run it; use `rnn-lower prove`, which runs neither model"
         wanted = "; ".join(map(_declaration, required_inputs(self.original.model)))
         text = f"the original model does not run with these inputs: {error}; provide other inputs"
         return f"{text} (--inputs X.npz with {wanted})"
@@ -247,7 +247,9 @@ class ModelPair:
                 if (opset_of(self.lowered.proto) or 0) >= FIRST_TODAY:
                     text = f"{ORT} cannot load the lowered model: {one_line(error)}"
                     if self._refused:
-                        text = f"{ORT} loads neither the original nor the lowered model: {one_line(error)}; {INSTEAD}"
+                        text = (
+                            f"{ORT} can load neither the original nor the lowered model: {one_line(error)}; {INSTEAD}"
+                        )
                     raise RnnLowerError(f"{_named(self._lowered_path)}{text}") from None
                 self.runner = REFERENCE
                 self._run_lowered = open_reference(self.lowered)
@@ -305,7 +307,7 @@ def refused_by_onnxruntime(node: RecurrentNode) -> str | None:
         return "an empty sequence, batch or input"
     attributes = node.node.attributes
     if node.op_type == "RNN" and "sequence_lens" in node.inputs and _before(1, 26):
-        return "sequence_lens of an RNN, for which onnxruntime before version 1.26 returns wrong results at length 0"
+        return "an RNN with sequence_lens, for which onnxruntime before version 1.26 returns wrong results at length 0"
     if node.op_type == "RNN" and _before(1, 29) and _needs_defaults(node):
         text = "an RNN activation without its alpha or beta"
         return f"{text}, for which onnxruntime before version 1.29 uses wrong defaults"

@@ -44,7 +44,7 @@ class Comparison:
         for name, wanted, result in zip(names, expected, actual, strict=True):
             new = compare(name, wanted, result, self._rtol, self._atol)
             if not new.ok and not self._discrete and _is_discrete(wanted, result):
-                new = dataclasses.replace(new, ok=True, reason=f"{new.reason}, which may depend on rounding")
+                new = dataclasses.replace(new, ok=True, reason=f"{new.reason}, possibly because of rounding")
             self._filled |= {name} if _has_content(wanted) else set()
             first = self._first.setdefault(name, wanted)
             self._varied |= set() if _identical(first, wanted) or _is_uniform(first, wanted) else {name}

@@ -18,7 +18,7 @@ PASS_ON = (
     "Abs", "Add", "Cast", "Clip", "Div", "Expand", "Flatten", "Identity", "Max", "Min", "Mod", "Mul", "Neg", "Relu",
     "Reshape", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where",
 )  # fmt: skip
-"""Operators that pass integers on to the node that distinguishes them."""
+"""Operators between an integer input and the node whose behavior depends on the integer."""
 
 POSITIONS = (*range(10), 15, 20, 30, 40)
 """Values for integers that select from, or are compared with, computed values: mostly positions in a sequence."""

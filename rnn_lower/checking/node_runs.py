@@ -58,7 +58,9 @@ class NodeRuns:
     def describe(self, index: int) -> str:
         """The runs of a node, in words."""
         runs = self._runs.get(index, ())
-        parts = sorted({f"{run.steps} steps of {run.rows} rows with lengths {list(run.lengths)}" for run in runs})
+        parts = sorted(
+            {f"seq_length {run.steps}, batch_size {run.rows}, rows with lengths {list(run.lengths)}" for run in runs}
+        )
         return "; ".join(parts[:3]) or "did not run"
 
     def is_enough(self, index: int) -> bool:

@@ -20,7 +20,7 @@ def _binary(function: Callable[[Array, Array], Array]) -> Callable[..., Array]:
         if broadcast and axis is not None:
             b = b.reshape(b.shape + (1,) * (a.ndim - (axis % a.ndim) - b.ndim))
         elif not broadcast and a.shape != b.shape:
-            raise ValueError(f"shapes {a.shape} and {b.shape} without broadcast")
+            raise ValueError(f"the shapes {a.shape} and {b.shape} differ, but attribute broadcast is not set")
         result = function(a, b)
         return result if result.dtype == bool else result.astype(a.dtype)
 

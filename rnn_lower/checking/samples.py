@@ -39,7 +39,7 @@ LARGEST_STATE = 100.0
 """The largest factor for initial states: a closed gate passes on its rounding error, 6e-8, times the state."""
 
 LARGEST_DEFAULTS = 1 << 24
-"""The limit, in bytes, of defaults that are overridden."""
+"""The maximum size, in bytes, of default values that samples override."""
 
 GROWN = (16, 64, 256, 512, 576, 1024, 1536, 4000, 16000)
 """Sizes for the last free axis of inputs, if small ones do not work, such as frames and audio samples."""
@@ -215,8 +215,8 @@ class _Draw:
     def sample(self, value: ir.Value) -> np.ndarray:
         name, samples = str(value.name), self.samples
         if value.type is not None and not isinstance(value.type, ir.TensorType):
-            text = f"input '{name}' is not a tensor, so the models cannot be compared by running"
-            raise RnnLowerError(f"{text}; use --prove, which needs no inputs")
+            text = f"input '{name}' is not a tensor, so the models cannot be run on sampled inputs"
+            raise RnnLowerError(f"{text}; use --prove, which runs neither model")
         if value.dtype is None:
             raise RnnLowerError(f"the type of input '{name}' is unknown; provide inputs (--inputs X.npz)")
         rank = samples.ranks.get(name, RANKS[self.attempt % len(RANKS)])

@@ -40,7 +40,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "kit-report": ("kit --run 'python mine.py {model} {inputs} {outputs}' -o mine.toml", "kit --results results"),
     "report": ("in.onnx -o report.html", "in.onnx --target openvino", "in.onnx --svg -o node.svg"),
 }
-"""Examples that --help prints; a test runs each of them in a folder with models of these names."""
+"""The examples that --help prints; a test runs each of them in a folder that contains models with these names."""
 
 
 USAGE = {
@@ -49,7 +49,7 @@ USAGE = {
     "raise": "rnn-lower raise [options] IN.onnx OUT.onnx",
     "unstream": "rnn-lower unstream [options] IN.onnx OUT.onnx",
 }
-"""Usage of commands whose output argparse would treat as one more input."""
+"""Usage lines of the commands whose output file argparse would show as another input."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -89,13 +89,13 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
         return added
 
     _lower_arguments(add("lower", "replace recurrent nodes with primitive operators"))
-    _stream_arguments(add("stream", "write a model that runs chunk by chunk and has its state as inputs and outputs"))
-
-    _unstream_arguments(
-        add("unstream", "convert a model that runs chunk by chunk to a model that runs on whole sequences")
+    _stream_arguments(
+        add("stream", "write a streaming model, which runs chunk by chunk with its state as inputs and outputs")
     )
 
-    check = add("check", "compare two models by a proof and by running both")
+    _unstream_arguments(add("unstream", "convert a streaming model back to a model that runs on whole sequences"))
+
+    check = add("check", "compare two models by proof and by running both")
     check.add_argument("original", metavar="A.onnx", help="the original model; - means stdin")
     check.add_argument("lowered", metavar="B.onnx", help="the lowered model; - means stdin")
     _check_arguments(check)
@@ -108,7 +108,7 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     inspect.add_argument(
         "--target",
         metavar="RUNTIME",
-        help="report for each node whether this runtime runs it correctly without lowering",
+        help="also report whether this runtime runs each node correctly without lowering",
     )
     _fixed_sizes(inspect)
 
@@ -136,14 +136,14 @@ def _lower_arguments(parser: argparse.ArgumentParser) -> None:
         "models",
         metavar="IN.onnx",
         nargs="+",
-        help="the input model, followed by OUT.onnx; several input models with --out-dir; - means stdin or stdout",
+        help="the input model, followed by OUT.onnx, or several input models with --out-dir; - means stdin or stdout",
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "-o", "--output", metavar="OUT.onnx", help="the output file, which may be IN.onnx; - means stdout"
     )
     where.add_argument(
-        "--out-dir", metavar="FOLDER", help="write each lowered model to this folder, under the name of the input file"
+        "--out-dir", metavar="FOLDER", help="write each lowered model to this folder, under the name of its input file"
     )
     _form(parser)
     parser.add_argument(
@@ -151,14 +151,14 @@ def _lower_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="GLOB",
-        help="lower only the nodes whose name or operator matches this pattern",
+        help="lower only nodes whose name or operator matches this pattern",
     )
     parser.add_argument(
         "--exclude",
         action="append",
         default=[],
         metavar="GLOB",
-        help="do not lower the nodes whose name or operator matches this pattern",
+        help="do not lower nodes whose name or operator matches this pattern",
     )
     _sizes_and_limits(parser)
     _option(parser, "--keep-native", "keep_native", action="store_true")
@@ -215,14 +215,14 @@ def _kit_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="GLOB",
-        help="write only test models of features whose names match this pattern",
+        help="write test models only for features whose name matches this pattern",
     )
     parser.add_argument(
         "--limit",
         type=float,
         default=1e-4,
         metavar="L",
-        help="largest difference that counts as correct (default 0.0001); 0.01 is suitable for float16",
+        help="largest absolute difference that counts as correct (default 0.0001); use 0.01 for float16",
     )
 
 
@@ -231,7 +231,7 @@ def _kit_report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--results",
         metavar="RESULTS",
-        help="a folder that contains the outputs of each case as CASE/NAME.npy or CASE.npz",
+        help="a folder with the outputs of each case, as CASE/NAME.npy or CASE.npz",
     )
     parser.add_argument(
         "--run",
@@ -239,7 +239,7 @@ def _kit_report_arguments(parser: argparse.ArgumentParser) -> None:
         help="run this command for each case, with {model}, {inputs} and {outputs} replaced by paths",
     )
     parser.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="time limit for each case with --run (default 60)"
+        "--timeout", type=float, metavar="SECONDS", help="time limit for each run of the --run command (default 60)"
     )
     parser.add_argument("-o", "--output", metavar="TARGET.toml", help="write the proposed target to this file")
 
@@ -256,7 +256,7 @@ def _fixed_sizes(parser: argparse.ArgumentParser) -> None:
         dest="shapes",
         action="append",
         metavar="INPUT:SIZE,SIZE...",
-        help="fix all sizes of an input; may list several INPUT:SIZE,SIZE... entries",
+        help="fix all sizes of an input; accepts several INPUT:SIZE,SIZE... values",
     )
 
 
@@ -276,9 +276,11 @@ def _stream_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _form(parser)
     parser.add_argument(
-        "--time", metavar="NAME", help="the axis of the stream, as the name of its symbolic size or as INPUT[AXIS]"
+        "--time", metavar="NAME", help="the axis of the stream: the name of its symbolic size, or INPUT[AXIS]"
     )
-    parser.add_argument("--step", type=int, metavar="K", help="accept only chunks of K frames, and unroll their steps")
+    parser.add_argument(
+        "--step", type=int, metavar="K", help="fix the chunk length to K frames, and unroll the steps of a chunk"
+    )
     parser.add_argument(
         "--keep-native",
         action="store_true",
@@ -291,21 +293,22 @@ def _stream_arguments(parser: argparse.ArgumentParser) -> None:
         "--states",
         choices=("each", "packed"),
         default="each",
-        help="each: one tensor for each state; packed: one tensor for each element type",
+        help="each: one tensor per state; packed: all states of one element type in one tensor",
     )
     parser.add_argument(
         "--state-names",
         metavar="TEMPLATE",
-        help="names of the state inputs and outputs, composed of {node}, {state}, {end} and {index}",
+        help="template for the names of state inputs and outputs, with the fields {node}, {state}, {end} and {index}",
     )
     parser.add_argument(
         "--reset", action="store_true", help="add an input `reset`, which resets selected rows of the state"
     )
-    parser.add_argument("--delay", action="store_true", help="delay the outputs if nodes look ahead")
+    parser.add_argument("--delay", action="store_true", help="if nodes look ahead, delay the outputs by as many frames")
     _sizes_and_limits(parser)
     _check_and_prove(
         parser,
-        check="before writing, compare runs in random chunks with runs of the original on whole sequences",
+        check="before writing, compare runs of the new model in random chunks with runs of the original on whole"
+        " sequences",
         prove="write the model only if it is proved equal to the original, chunk by chunk",
     )
     _runs_and_tolerance(parser)
@@ -323,14 +326,14 @@ def _unstream_arguments(parser: argparse.ArgumentParser) -> None:
         dest="states",
         metavar="INPUT=OUTPUT",
         action="append",
-        help="add a state that the metadata of the model does not list",
+        help="declare a state that the model's metadata does not list",
     )
     parser.add_argument(
-        "--time", metavar="INPUT[AXIS]", help="the axis of the frames; without it, each run is one step"
+        "--time", metavar="INPUT[AXIS]", help="the axis of the frames; if omitted, each run of the model is one step"
     )
     _check_and_prove(
         parser,
-        check="before writing, run the new model on random sequences and compare with chunk-by-chunk runs of the"
+        check="before writing, compare runs of the new model on random sequences with chunk-by-chunk runs of the"
         " original",
         prove="write the model only if it is proved equal to chunk-by-chunk runs of the original",
     )
@@ -356,13 +359,15 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--inputs",
         metavar="X.npz",
-        help="use these arrays, stored under the names of the inputs, instead of sampled ones",
+        help="use the arrays in this file, stored under the names of the inputs, instead of sampled inputs",
     )
     _runs_and_tolerance(parser)
 
 
 def _runs_and_tolerance(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--runs", type=int, metavar="N", help="number of sampled sets of inputs (default 3)")
+    parser.add_argument(
+        "--runs", type=int, metavar="N", help="number of runs, each with newly sampled inputs (default 3)"
+    )
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the sampled inputs (default 0)")
     parser.add_argument("--rtol", type=float, metavar="R", help=f"relative tolerance (default {RTOL:.3f})")
     parser.add_argument("--atol", type=float, metavar="A", help=f"absolute tolerance (default {ATOL:.5f})")
@@ -372,7 +377,7 @@ def _counterexample(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--counterexample",
         metavar="X.npz",
-        help="if the models differ, write inputs that show the difference to this file",
+        help="if the models differ, save inputs for which their outputs differ in this file",
     )
 
 
@@ -387,7 +392,7 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--inputs",
         metavar="X.npz",
-        help="use these arrays, stored under the names of the inputs, instead of sampled ones",
+        help="use the arrays in this file, stored under the names of the inputs, instead of sampled inputs",
     )
     parser.add_argument(
         "--on", metavar="RUNTIME", help="run the lowered model on this runtime, which must be installed"
@@ -431,7 +436,7 @@ def one_value_each(argv: Sequence[str]) -> list[str]:
 
 
 SIZES = {"--dim": re.compile(r"[^-].*=\d+", re.ASCII), "--input-shape": re.compile(r"[^-].*:\d+(,\d+)*", re.ASCII)}
-"""Options that accept several values, with the pattern of a further value."""
+"""Options that accept several values, with the pattern of the values after the first."""
 
 
 def resolve_files(arguments: argparse.Namespace) -> None:
@@ -443,7 +448,7 @@ def resolve_files(arguments: argparse.Namespace) -> None:
     if arguments.output is None and len(models) == 2:
         arguments.output = models.pop()
     if arguments.output is None and len(models) == 1:
-        raise RnnLowerError(f"{models[0]}: no output file is named; write IN.onnx OUT.onnx")
+        raise RnnLowerError(f"{models[0]}: the output file is missing; write IN.onnx OUT.onnx")
     if len(models) > 1:
         several = "; use --out-dir FOLDER" if hasattr(arguments, "out_dir") else ""
         raise RnnLowerError(f"{len(models)} input models cannot share one output{several}")
@@ -468,7 +473,9 @@ def sizes(texts: Sequence[str], shapes: Sequence[str]) -> Dims:
     for text in texts:
         name, equals, size = text.rpartition("=")
         if not equals or not name or not _is_size(size):
-            raise RnnLowerError(f"--dim {text}: write NAME=SIZE or INPUT[AXIS]=SIZE with a whole number, e.g. T=100")
+            raise RnnLowerError(
+                f"--dim {text}: write NAME=SIZE or INPUT[AXIS]=SIZE with a whole number as SIZE, e.g. T=100"
+            )
         _set(dims, name, int(size))
     for text in shapes:
         name, colon, sizes = text.rpartition(":")

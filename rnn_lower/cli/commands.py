@@ -46,7 +46,7 @@ class _Selection:
                     known = [name for name, _ in self._nodes]
                     near = difflib.get_close_matches(pattern, known, 3, 0.4) or known[:3]
                     names = f"; names in the model include {', '.join(map(repr, near))}" if near else ""
-                    raise RnnLowerError(f"{flag} {pattern}: no RNN, GRU or LSTM node has this name{names}")
+                    raise RnnLowerError(f"{flag} {pattern}: no RNN, GRU or LSTM node matches this pattern{names}")
 
 
 def _matches(names: Iterable[str], patterns: Sequence[str]) -> bool:
@@ -77,9 +77,9 @@ def _keep_recurrent_model(arguments: argparse.Namespace) -> None:
     except RnnLowerError:  # not a model, so not an input
         return
     if nodes:
-        several = "; pass --out-dir FOLDER to lower several models" if hasattr(arguments, "out_dir") else ""
+        several = "; to lower several models, pass --out-dir FOLDER" if hasattr(arguments, "out_dir") else ""
         raise RnnLowerError(
-            f"{output} already exists and contains recurrent nodes; pass -o {output} to overwrite it{several}"
+            f"{output} already exists and contains recurrent nodes; to overwrite it, pass -o {output}{several}"
         )
 
 
@@ -127,7 +127,7 @@ def _lower_one(arguments: argparse.Namespace) -> int:
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The fields of `Options` that were set."""
     if arguments.output == "-" and sys.__stdout__ is None:
-        raise RnnLowerError("-o -: stdout is closed; name a file")
+        raise RnnLowerError("-o -: stdout is closed; name an output file")
     options = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(Options)}
     options["dims"] = _dims(arguments)
     return {name: value for name, value in options.items() if value is not None}
@@ -265,7 +265,7 @@ def _report(arguments: argparse.Namespace) -> int:
     if arguments.svg:
         if unused := next(iter(comparison(arguments)), None):
             raise RnnLowerError(
-                f"--{unused} and --svg exclude each other, since a drawing compares nothing; drop one of them"
+                f"--{unused} has no effect with --svg, because a drawing compares nothing; drop one of them"
             )
         text, report = api.draw(arguments.model, arguments.node, **options), None
     else:
@@ -310,7 +310,7 @@ def _kit_report(arguments: argparse.Namespace) -> int:
 
     require(arguments, "run", ("timeout",))
     if arguments.output is not None and not arguments.output.endswith(".toml"):
-        raise RnnLowerError(f"-o {arguments.output}: a target file needs the extension .toml; name it NAME.toml")
+        raise RnnLowerError(f"-o {arguments.output}: a target file needs the extension .toml; use -o NAME.toml")
     limit = {} if arguments.timeout is None else {"timeout": arguments.timeout}
     with printing.progress(arguments.quiet, "cases") as advance:
         report = kits.report_kit(arguments.folder, arguments.results, run=arguments.run, progress=advance, **limit)

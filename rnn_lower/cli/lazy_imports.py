@@ -14,7 +14,7 @@ from importlib.util import LazyLoader
 from types import ModuleType
 
 NAMES = ("sympy", "onnx_ir._symbolic_shapes")
-"""sympy, and the only module that reads it while it is imported. A name that no longer exists does no harm."""
+"""sympy, and the only module that reads it while it is imported. Names that no longer exist do no harm."""
 
 
 class _Deferring(MetaPathFinder):

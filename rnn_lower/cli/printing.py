@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from rnn_lower.targeting.probe.report import KitReport
 
 SCHEMA = 1
-"""The version of the --json output; it increases if a field is removed or changes its meaning."""
+"""The schema version of the --json output; it increases when a field is removed or its meaning changes."""
 
 NAMES = 4
-"""The most nodes that a line names per reason."""
+"""The maximum number of nodes that a line lists for one reason."""
 
 
 def print_inspected(
@@ -55,7 +55,7 @@ def print_inspected(
         _print(f"{_format_node(node)}, {node.dtype.name.lower()}, {_features(node)}")
         costs = _costs(node)
         if arguments.verbose and costs["parameters"] is not None:
-            _print(f"    {costs['parameters']:,} parameters, {costs['macs_per_step']:,} products per step")
+            _print(f"    {costs['parameters']:,} parameters, {costs['macs_per_step']:,} multiplications per step")
         for note in node.notes:
             _print(f"    {note}")
         if verdict is not None and target is not None:
@@ -64,7 +64,7 @@ def print_inspected(
         _print(f"{arguments.model}: no RNN, GRU or LSTM node found")
     for loop in loops:
         graph = "" if loop.where == "main graph" else f" ({loop.where})"
-        trips = "unknown trip count" if loop.trips is None else f"{loop.trips} trips"
+        trips = "unknown trip count" if loop.trips is None else f"trip count {loop.trips}"
         is_node = f"; {loop.recognized}" if loop.recognized else ""
         _print(f"{loop.node}{graph}: {loop.op}, {trips}, states {', '.join(loop.states) or 'none'}{is_node}")
         if loop.mend:
@@ -84,7 +84,7 @@ def print_raised(arguments: argparse.Namespace, written: str | None, loops: Sequ
         if loops
         else "the model contains no loop"
     )
-    _print(f"wrote {written}: {text}" if written else f"nothing written: {text}")
+    _print(f"wrote {written}: {text}" if written else f"nothing was written: {text}")
 
 
 def print_linted(arguments: argparse.Namespace, report: LintReport) -> None:
@@ -138,14 +138,14 @@ def print_kit_report(arguments: argparse.Namespace, written: str | None, report:
     if report.failing:
         _print(f"operators that occur only in failed models: {', '.join(report.failing)}")
     for feature, form in report.unexplained:
-        _print(f"no operator explains the failure of {feature} ({form})")
+        _print(f"{feature} ({form}) failed, although each of its operators also occurs in a correct model")
     if written:
         _print(f"wrote {written}")
     elif report.proposal:
         print(f"proposed target:\n\n{report.proposal}")
     else:
         _print(
-            "no target is proposed because no lowered model returned the expected outputs; write a kit for"
+            "no target was proposed, because no lowered model returned the expected outputs; write a kit for"
             " another target"
         )
 
@@ -172,10 +172,13 @@ def print_native(target: Target, records: Sequence[Record]) -> None:
     count = sum(target.keeps(record.node) for record in records)
     if count:
         nodes = f"{count} of {_count(len(records), 'node')}"
-        _print(f"{target.name} was measured to run {nodes} correctly without lowering; pass --keep-native to keep them")
+        kept = "it" if count == 1 else "them"
+        _print(
+            f"{target.name} was measured to run {nodes} correctly without lowering; to keep {kept}, pass --keep-native"
+        )
 
 
-NOTHING_WRITTEN = "nothing was written because the comparison failed"
+NOTHING_WRITTEN = "nothing was written, because the comparison failed"
 
 
 def print_streamed(
@@ -341,7 +344,8 @@ def _record_row(record: Record) -> dict[str, Any]:
 
 def _print_records(arguments: argparse.Namespace, records: Sequence[Record]) -> None:
     if not records:
-        _print(f"no RNN, GRU or LSTM node {'was lowered' if arguments.keep_native else 'to lower'}")
+        kept_all = arguments.keep_native
+        _print("no RNN, GRU or LSTM node was lowered" if kept_all else "there is no RNN, GRU or LSTM node to lower")
     for record in records:
         why = f" ({record.why})" if arguments.verbose and record.why else ""
         _print(f"{_format_node(record.node)} -> {record.form}{why}, {_count(record.emitted, 'node')}")

@@ -20,19 +20,16 @@ from rnn_lower.opset.convert import raise_ir_version
 logger = logging.getLogger("rnn_lower")
 
 IR_VERSION = 8
-"""The first in which models have functions."""
+"""The first IR version with functions."""
 
 RUN_BY = ("onnxruntime", "onnxruntime@1.20", "onnxruntime@1.17", "onnx-reference")
-"""Targets that were seen to run calls of functions. OpenVINO, tract, OpenCV, onnx2torch and tinygrad refuse them."""
+"""Targets that run function calls. OpenVINO, tract, OpenCV, onnx2torch and tinygrad refuse them."""
 
 
 def check_target(target: str) -> None:
     """Raise RnnLowerError unless a runtime is known to run function calls."""
     if target not in RUN_BY:
-        text = (
-            f"target {target} has not been shown to run function calls; drop --as-function, or choose one of"
-            " these targets"
-        )
+        text = f"target {target} is not known to run function calls; drop --as-function, or choose one of these targets"
         raise RnnLowerError(f"{text}: {', '.join(RUN_BY)}")
 
 
@@ -54,7 +51,7 @@ class Calls:
         Raises UnsupportedError as `lower_node`.
         """
         if scope.lies_in("SequenceMap"):
-            text = "it is in a body of SequenceMap, in which onnxruntime does not support function calls"
+            text = "the node is in the body of a SequenceMap, where onnxruntime does not support function calls"
             raise UnsupportedError(f"{text}; drop --as-function, or keep the node with --exclude")
         key = (form, scope.opset, *_shape_of(node))
         new = key not in self._functions

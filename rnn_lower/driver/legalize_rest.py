@@ -24,8 +24,8 @@ from rnn_lower.targeting.profile import Target
 logger = logging.getLogger("rnn_lower")
 
 LEGALIZED = "rnn_lower.legalized"
-"""The metadata of a node that takes the place of one of the model that is no recurrent node, or that reads a value in
-its place: the operator."""
+"""The metadata key of nodes that replace a node of the model other than a recurrent node, and of nodes that read the
+replaced values. The metadata value is the operator."""
 
 
 def legalize_rest(
@@ -44,7 +44,9 @@ def legalize_rest(
         count += _replace(node, scope, target, declared_by(shape_info), b)
     constants.register()
     if count:
-        logger.info("replaced %d other node(s) with nodes that target %s supports", count, target.name)
+        logger.info(
+            "replaced %d other node%s with nodes that target %s supports", count, "s" * (count != 1), target.name
+        )
 
 
 def _unsupported(model: ir.Model, target: Target, shape_info: ShapeInfo) -> Iterator[tuple[ir.Node, Scope]]:

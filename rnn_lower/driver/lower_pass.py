@@ -126,7 +126,7 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
         if not requested:
             return document, options
         raise UnsupportedError(
-            f"the model has {lost}, which refers to parts of the graph that folding removes; drop --fold and --loops"
+            f"the model has {lost}, which refers to parts of the graph that folding may remove; drop --fold and --loops"
         )
     changed, notes = False, list[str]()
 
@@ -188,7 +188,9 @@ def _change_all(model: ir.Model, options: Options) -> tuple[bool, list[str]]:
         fold(model)
     notes = list[str]()
     if folded and not options.fold:
-        notes.append(f"folded constants, because target {options.target} needs sizes that the model computes")
+        notes.append(
+            f"folded constants, because target {options.target} needs static sizes, but the model computes some"
+        )
     if not unrolls:
         return True, notes
     with_loops = {scope.root.identifier() for _, scope in loops(model) if isinstance(scope.root, ir.Function)}
@@ -196,7 +198,7 @@ def _change_all(model: ir.Model, options: Options) -> tuple[bool, list[str]]:
         inline_functions(model, with_loops)
     done, refusals = unroll_loops(model, options.max_nodes)
     if refusals and options.loops:
-        more = f" (and {len(refusals) - 1} more loops)" if len(refusals) > 1 else ""
+        more = f" (and {len(refusals) - 1} more loop{'s' * (len(refusals) > 2)})" if len(refusals) > 1 else ""
         raise UnsupportedError(f"{refusals[0]}{more}")
     if done:
         shape_info = ShapeInfo(model)
@@ -308,7 +310,7 @@ def _warn_of_others(model: ir.Model) -> None:
     for op_type in OTHERS:
         if counts[op_type]:
             logger.warning(
-                "%d %s (com.microsoft) remain; DynamicQuantizeLSTM is the only operator of onnxruntime that is lowered",
+                "%d %s (com.microsoft) remain; of onnxruntime's own operators, only DynamicQuantizeLSTM is lowered",
                 counts[op_type],
                 op_type,
             )

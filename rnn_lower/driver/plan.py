@@ -47,7 +47,7 @@ from rnn_lower.tune import tune, weights_in_body
 logger = logging.getLogger("rnn_lower")
 
 MASKING = ("Where", "Less", "Greater", "Range")
-"""Operators that only sequence_lens need which are known at run time."""
+"""Operators that only sequence_lens that are unknown before run time need."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Plan:
         messages = [(new.site.node, self._target.slow_to_load(new.site.node, new.count, together)) for new in unrolled]
         warnings = [(node, message) for node, message in messages if message]
         for node, message in warnings[:1]:
-            more = f" (and {len(warnings) - 1} more nodes)" if len(warnings) > 1 else ""
+            more = f" (and {len(warnings) - 1} more node{'s' * (len(warnings) > 2)})" if len(warnings) > 1 else ""
             logger.warning("%s%s: %s", node.describe(), more, message)
         return {node.node: message for node, message in warnings}
 

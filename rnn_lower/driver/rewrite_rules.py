@@ -68,6 +68,6 @@ def rewrite_rules(**options: Unpack[Keywords]) -> RewriteRuleSet:
     chosen = Options(**options)
     if chosen.opset is not None or chosen.dims or chosen.as_function:
         text = "for opset, dims and as_function, use rnn_lower.lower"
-        raise RnnLowerError(f"rewrite rules only replace single nodes; {text}")
+        raise RnnLowerError(f"rewrite rules replace only individual nodes; {text}")
     find_target(chosen.target)
     return RewriteRuleSet([LowerRecurrentRule(chosen)])

@@ -30,20 +30,20 @@ SIZES: Mapping[str, tuple[int, ...]] = {
     "other": (16, 100, 512, 1536, 4000, 16000),
     "samples": (512, 1536, 4000, 16000, 100, 16),
 }
-"""Sizes that are tried, by what an axis is to the recurrent nodes; samples of sound are many.
+"""Sizes to try, by the role of the axis in the recurrent nodes; audio inputs need many samples.
 
-Small ones come first, since they are unrolled to see whether it can be: a refusal must not take long."""
+Small sizes come first, because each trial unrolls the model, and a refusal must not take long."""
 
 COMMON_OPSET, OPSETS = 17, 5
-"""The opset that nearly everything supports, and how many are tried in all."""
+"""The opset that nearly every runtime supports, and the maximum number of opsets to try."""
 
 ATTEMPTS, TRIED_NODES = 20, 20_000
-"""How many lowerings are tried, and how many nodes of the model all of them may have together; one is always tried."""
+"""The maximum number of trial lowerings, and of nodes of the model in all of them; the first trial always runs."""
 
 MOST_NODES = 500_000
 
 Attempt = Callable[[Options], object]
-"""Lowers a fresh copy of the model, for nothing but its errors."""
+"""Lowers a fresh copy of the model to find out whether this raises an error."""
 
 Change = dict[str, Any]
 """Other options."""

@@ -171,7 +171,7 @@ def locate(tensor: onnx.TensorProto, folder: Path) -> Place:
         raise RnnLowerError(f"{text} has external data without a location")
     if PurePosixPath(location).is_absolute() or PureWindowsPath(location).anchor or ".." in parts:
         raise RnnLowerError(
-            f"{text}: its data is in '{location}', but only files in or below the model's folder are read"
+            f"{text}: its data is in '{location}', which is not in or below the model's folder; move the file there"
         )
     path = folder / location
     try:

@@ -15,7 +15,7 @@ LITERALS = {
     "value_int": (ir.AttributeType.INT, ir.DataType.INT64),
     "value_ints": (ir.AttributeType.INTS, ir.DataType.INT64),
 }
-"""The attributes of a Constant that hold numbers: the attribute's type, and the element type of the result."""
+"""Attributes of a Constant that contain numbers, with their type and the element type of the result."""
 
 WITH_BODIES = ("If", "Loop", "Scan")
 

@@ -10,13 +10,13 @@ ELEMENTWISE = (
     "Not", "Or", "PRelu", "Pow", "Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh",
     "Softplus", "Softsign", "Sqrt", "Sub", "Sum", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Where", "Xor",
 )  # fmt: skip
-"""Operators that compute each element separately, with broadcasting."""
+"""Operators that compute each element independently, after broadcasting the inputs."""
 
 DATA_MOVEMENT = (
     "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose",
     "Unsqueeze",
 )  # fmt: skip
-"""Operators whose outputs contain only elements of their first input; those of Concat, elements of all inputs."""
+"""Operators whose outputs contain only elements of their first input; for Concat, of all inputs."""
 
 RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
 """Operators whose output is random."""

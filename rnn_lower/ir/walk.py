@@ -184,7 +184,7 @@ def plain_imports(imports: Mapping[str, int]) -> dict[str, int]:
 
 
 NODE_MARK = "rnn_lower.node"
-"""The metadata that names the recurrent node of which an emitted node is a part."""
+"""The metadata key of an emitted node; the value names the recurrent node that it partly replaces."""
 
 
 def with_bodies(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:

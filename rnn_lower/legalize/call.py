@@ -49,7 +49,7 @@ class PatternBuilder(GraphBuilder):
 
     checker: ConstraintChecker
     constants: list[ir.Node]
-    """Constant nodes, which precede all other nodes; those of a failed pattern stay unread."""
+    """Constant nodes, which precede all other nodes; the constants of a failed pattern remain unused."""
 
     def info(self, operand: Operand) -> TensorInfo:
         return UNKNOWN if operand is None else self.checker.info(operand)

@@ -12,7 +12,7 @@ from rnn_lower.builder.tensor_info import TensorInfo
 from rnn_lower.builder.versions import input_names
 
 FREE = ("Constant",)
-"""Supported by every runtime: weights of graphs that have no initializers."""
+"""Operators that every runtime supports: they contain the weights of graphs without initializers."""
 
 
 PARAMETERS = frozenset({"axes", "starts", "ends", "steps", "shape", "split", "repeats", "min", "max", "indices"})
@@ -64,7 +64,7 @@ class NodeView:
 
 
 Check = Callable[[Any, NodeView], str | None]
-"""(limit, node) -> what the node does instead, or None if it respects the limit"""
+"""(limit, node) -> how the node violates the limit, or None if it does not"""
 
 
 def _within(limit: Sequence[int], count: int) -> str | None:
@@ -114,7 +114,7 @@ def _axes(limit: Sequence[int], use: NodeView) -> str | None:
         positions = [position for position in positions if position not in whole]
     return next(
         (
-            f"it uses axis {position} of a rank-{rank} tensor"
+            f"this node uses axis {position} of a tensor of rank {rank}"
             for position in positions
             if position not in limit and position - rank not in limit
         ),
@@ -123,14 +123,18 @@ def _axes(limit: Sequence[int], use: NodeView) -> str | None:
 
 
 def _steps(limit: Sequence[int], use: NodeView) -> str | None:
-    return next((f"it has step {step}" for step in use.parameter("steps") or (1,) if step not in limit), None)
+    return next((f"this node has step {step}" for step in use.parameter("steps") or (1,) if step not in limit), None)
 
 
 def _elements(limit: int, use: NodeView) -> str | None:
     counts = [None if operand.sizes is None else math.prod(operand.sizes) for operand in use.parameters]
     counts += [len(held) for name, held in use.attributes if name in PARAMETERS and isinstance(held, tuple)]
     return next(
-        ("the size of one is unknown" if count is None else f"one has {count}" for count in counts if count != limit),
+        (
+            "the size of a parameter is unknown" if count is None else f"a parameter has {count}"
+            for count in counts
+            if count != limit
+        ),
         None,
     )
 
@@ -154,27 +158,28 @@ def _attributes(limit: Mapping[str, Sequence[Any]], use: NodeView) -> str | None
 
 def _types(limit: Sequence[str], use: NodeView) -> str | None:
     kinds = [info.dtype for info in use.data if info.dtype is not None]
-    return next((f"an input or output has {kind.name}" for kind in kinds if kind.name not in limit), None)
+    return next((f"an input or output has element type {kind.name}" for kind in kinds if kind.name not in limit), None)
 
 
 def _broadcast(limit: bool, use: NodeView) -> str | None:
     shapes = {operand.shape for operand in use.operands}
     if limit or len(shapes) <= 1:
         return None
-    return f"the shapes are {' and '.join(sorted(str(list(shape or ())) for shape in shapes))}"
+    return f"the operands have shapes {' and '.join(sorted(str(list(shape or ())) for shape in shapes))}"
 
 
 def _forward(limit: bool, use: NodeView) -> str | None:
     directions = [use.attribute(f"scan_{what}_directions") or () for what in ("input", "output")]
-    return "this one runs backward" if limit and any(map(any, directions)) else None
+    return "this node runs backward" if limit and any(map(any, directions)) else None
 
 
 def _states(limit: str, use: NodeView) -> str | None:
-    return "one is constant" if limit == "computed" and use.constant_state else None
+    return "an initial state is constant" if limit == "computed" and use.constant_state else None
 
 
-def _range(limit: Sequence[int]) -> str:
-    return str(limit[0]) if limit[0] == limit[1] else f"{limit[0]} to {limit[1]}"
+def _range(limit: Sequence[int], noun: str = "") -> str:
+    text = str(limit[0]) if limit[0] == limit[1] else f"{limit[0]} to {limit[1]}"
+    return f"{text} {noun}{'' if text == '1' else 's'}" if noun else text
 
 
 def _listed(limit: Sequence[Any], one: str, many: str) -> str:
@@ -190,17 +195,17 @@ def _allowed(limit: Mapping[str, Sequence[Any]]) -> str:
 
 
 CHECKS: Mapping[str, tuple[Callable[[Any], str], Check]] = {
-    "inputs": (lambda limit: f"with {_range(limit)} input(s)", lambda limit, use: _within(limit, len(use.operands))),
-    "outputs": (lambda limit: f"with {_range(limit)} output(s)", lambda limit, use: _within(limit, len(use.outputs))),
+    "inputs": (lambda limit: f"with {_range(limit, 'input')}", lambda limit, use: _within(limit, len(use.operands))),
+    "outputs": (lambda limit: f"with {_range(limit, 'output')}", lambda limit, use: _within(limit, len(use.outputs))),
     "constant": (lambda limit: f"with constants for {_listed(limit, 'input', 'inputs')}", _constant),
     "variable": (
-        lambda limit: f"with at most {limit} computed input(s)",
+        lambda limit: f"with at most {_range((limit, limit), 'computed input')}",
         lambda limit, use: _within((0, limit), sum(not operand.constant for operand in use.operands)),
     ),
-    "ranks": (lambda limit: f"with rank {_range(limit)}", _ranks),
+    "ranks": (lambda limit: f"with {'rank' if limit[0] == limit[1] else 'ranks'} {_range(limit)}", _ranks),
     "axes": (lambda limit: f"with {_listed(limit, 'axis', 'axes')}", _axes),
     "steps": (lambda limit: f"with {_listed(limit, 'step', 'steps')}", _steps),
-    "elements": (lambda limit: f"with parameters of {limit} element(s)", _elements),
+    "elements": (lambda limit: f"with parameters of {_range((limit, limit), 'element')}", _elements),
     "values": (lambda limit: f"with {_bounds(limit)}", _values),
     "attributes": (lambda limit: f"with {_allowed(limit)}", _attributes),
     "types": (lambda limit: f"with {_listed(limit, 'element type', 'element types')}", _types),
@@ -246,21 +251,21 @@ class OpConstraints:
         if op_type in FREE:
             return None
         if not self.listed(op_type):
-            return self._message(op_type, "it is not in the target's list of operators")
+            return self._message(op_type, "the operator is not on the target's list")
         first, last = self.opsets
         if not first <= use.opset <= last:
-            return self._message("opsets", f"it supports opsets {first} to {last}, but the opset is {use.opset}")
+            return self._message("opsets", f"opsets {first} to {last} are supported, but the opset is {use.opset}")
         for info in (*use.operands, *use.outputs):
             if self.rank is not None and info.shape is not None and len(info.shape) > self.rank:
                 high = f"an input or output has rank {len(info.shape)}"
-                return self._message("rank", f"it supports ranks up to {self.rank}, but {high}")
+                return self._message("rank", f"ranks up to {self.rank} are supported, but {high}")
             if self.static and info.sizes is None:
-                return self._message("static", "it supports only known sizes, but a size is unknown")
+                return self._message("static", "all sizes must be known, but a size of this node is not")
         for name, text in self.limits.get(op_type, {}).items():
             words, check = CHECKS[name]
             instead = check(text, use)
             if instead is not None:
-                return self._message(op_type, f"it supports {op_type} only {words(text)}, but {instead}")
+                return self._message(op_type, f"{op_type} is supported only {words(text)}, but {instead}")
         return None
 
     def _message(self, what: str, rule: str) -> str:

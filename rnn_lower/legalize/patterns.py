@@ -23,7 +23,7 @@ from rnn_lower.legalize import control_flow, data_movement
 from rnn_lower.legalize.call import Call, Pattern, PatternBuilder, Results, result_sizes
 
 NEAR = 128.0
-"""The maximum width of a Clip by Relu, which rounds to the unit in the last place of the width."""
+"""The maximum width of a Clip that becomes Relu nodes, which round to the last place of the width."""
 
 
 # -- arithmetic -------------------------------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ _RANKED = (
     "Abs", "Add", "Clip", "Div", "Elu", "Exp", "HardSigmoid", "LeakyRelu", "Log", "Max", "Min", "Mul", "Neg",
     "Reciprocal", "Relu", "Sigmoid", "Softplus", "Softsign", "Sub", "Tanh", "Transpose",
 )  # fmt: skip
-"""Operators that some runtimes support in rank 4 only."""
+"""Operators that some runtimes support only in rank 4."""
 
 _OF_FLOATS = (*EQUATIONS, "Abs", "Add", "Clip", "Div", "MatMul", "Mul", "Reciprocal", "Relu", "Sigmoid", "Sub", "Tanh")
 """Operators whose patterns are valid for floats only; nodes of the model may compute integers."""

@@ -20,7 +20,7 @@ from rnn_lower.ir.walk import known_tensor
 from rnn_lower.shapes.shape_info import ShapeInfo
 
 FEW = 1 << 20
-"""The largest constant, in elements, that is folded."""
+"""The maximum number of elements of a constant that is computed with."""
 
 
 @dataclasses.dataclass(frozen=True)

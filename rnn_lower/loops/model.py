@@ -21,13 +21,13 @@ from rnn_lower.shapes.shape_info import ShapeInfo
 from rnn_lower.transforms.fold import fold
 
 MARK = "rnn_lower.loop"
-"""The metadata that names the loop of which an emitted node is a step."""
+"""The metadata key of an emitted node; the value names the loop that the node was unrolled from."""
 
 SIZES = (None, ir.DataType.INT32, ir.DataType.INT64)
-"""The element types that sizes may have; None if nothing declares it."""
+"""The possible element types of sizes; None if undeclared."""
 
 ROUNDS = 8
-"""The largest number of passes over the model; each pass may reveal the trip counts of one level of nested loops."""
+"""The maximum number of rounds: unrolling may reveal trip counts of more loops, one nesting level per round."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _with_advice(why: str, model: ir.Model) -> str:
     free = list(dict.fromkeys(name for *_, name in free_dims(declared_shapes(model))))
     if not free or "--" in why or "sequence" in why.split(",")[0].split()[-1:]:
         return why
-    return f"{why}; fix sizes of the inputs ({', '.join(f'--dim {name}=N' for name in free[:4])})"
+    return f"{why}; fix the input sizes ({', '.join(f'--dim {name}=N' for name in free[:4])})"
 
 
 def _unroll(node: ir.Node, scope: Scope, b: GraphBuilder, shape_info: ShapeInfo, max_nodes: int) -> int:

@@ -16,7 +16,7 @@ UNARY = (
 )  # fmt: skip
 BINARY = ("Add", "Sub", "Mul", "Div", "And", "Or", "Less", "Greater", "Equal")
 BROADCASTS = 7
-"""The first opset in which binary operators broadcast without an attribute."""
+"""The first opset in which binary operators always broadcast."""
 
 
 class Call:
@@ -117,7 +117,7 @@ RULES: dict[str, Callable[[Call], Item]] = {
     "Slice": _slice, "Concat": _concat, "ScatterND": _scatter_nd, "ScatterElements": _scatter_elements,
     "Shape": _shape,
 }  # fmt: skip
-"""(operation) -> the result, or None if a node has to compute it."""
+"""The rules by operator; a rule returns None if a node has to compute the result."""
 
 
 def of_all_rows(call: Call, steps: int, opset: int) -> list[Item] | None:

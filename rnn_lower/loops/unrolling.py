@@ -25,7 +25,7 @@ NONDETERMINISTIC = ("Dropout", *RANDOM)
 SCAN_WITHOUT_BATCH = 9
 
 UNLIMITED = 2**31 - 1
-"""The smallest trip count by which exporters mean that only the condition ends the loop."""
+"""The smallest trip count with which exporters express that only the condition ends a loop."""
 
 Env = Mapping[ir.Value, Item]
 
@@ -58,7 +58,7 @@ class Unroller:
         for value in (*node.inputs, *node.outputs):
             if value is not None and value.type is not None and not isinstance(value.type, ir.TensorType):
                 raise NotCountedError(
-                    "it carries a sequence, which only a runtime can store; export the model with tensors as states"
+                    "it carries a sequence, which cannot be unrolled; export the model with tensors as states"
                 )
         results = self._loop(node, env) if node.op_type == "Loop" else self._scan(node, env)
         if len(results) != len(node.outputs):
@@ -140,7 +140,7 @@ class Unroller:
         if known is None and (not steps or count is None):
             raise NotCountedError("its condition depends on data or on unknown sizes")
         if known is None:
-            raise NotCountedError(f"a condition that depends on data may end it at step {len(steps)}")
+            raise NotCountedError(f"a condition that depends on data may end the loop at step {len(steps)}")
         return bool(np.all(known))
 
     def _sequence(self, item: Item, axis: int) -> Sequence[Item]:
@@ -170,7 +170,7 @@ class Unroller:
             shape, dtype = self._shape_info.verified_shape(output), self._shape_info.dtype(output)
             sizes = [size for size in shape or () if isinstance(size, int)]
             if axis or dtype is None or shape is None or len(sizes) < len(shape):
-                raise NotCountedError(f"it runs no steps, so the shape of '{output.name}' would have to be known")
+                raise NotCountedError(f"it runs no steps, and the shape of '{output.name}' is unknown")
             return np.zeros((0, *sizes), dtype.numpy())
         if not axis:
             return Table(tuple(rows))
@@ -191,7 +191,7 @@ class Unroller:
             steps = f"{count} steps" if count is not None else f"more than {step} steps"
             raise NotCountedError(
                 f"unrolling {steps} emits about {max(estimate, count or step)} nodes, but the limit allows only"
-                f" {self._max_nodes} more (--max-nodes N)"
+                f" {self._max_nodes} more; raise the limit (--max-nodes N)"
             )
 
     # -- one step ------------------------------------------------------------------------------------------------------
@@ -201,7 +201,9 @@ class Unroller:
 
     def _step(self, body: ir.Graph, arguments: Sequence[Item], env: Env, step: int) -> list[Item]:
         if len(arguments) != len(body.inputs):
-            raise NotCountedError(f"its body has {len(body.inputs)} inputs, but gets {len(arguments)} arguments")
+            raise NotCountedError(
+                f"its body has {len(body.inputs)} inputs, but the node passes {len(arguments)} values"
+            )
         with self.b.scope(f"t{step}"):
             return self._body(body, {**env, **dict(zip(body.inputs, arguments, strict=True))})
 

@@ -112,7 +112,7 @@ class FunctionContext:
                 check_numbers(**{name: getattr(self, name)})
         for name in ("inputs", "outputs"):
             if not isinstance(getattr(self, name), (list, tuple, NoneType)):
-                raise RnnLowerError(f"{name} is {getattr(self, name)!r}; it must list names")
+                raise RnnLowerError(f"{name} is {getattr(self, name)!r}; it must be a list or tuple of names")
 
     @property
     def operator(self) -> Operator:
@@ -136,7 +136,7 @@ class FunctionContext:
             )
         there = version_at(self.op_type, opset)
         if there != self.version:
-            raise UnsupportedError(f"{self.op_type} has version {there} at opset {opset}, not {self.version}")
+            raise UnsupportedError(f"{self.op_type} has version {there} at opset {opset}, not version {self.version}")
         return opset
 
 

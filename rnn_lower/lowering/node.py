@@ -17,7 +17,7 @@ from rnn_lower.options import OP_TYPES, QUANTIZED
 INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
 OUTPUTS = ("Y", "Y_h", "Y_c")
 SCALES = ("W_scale", "W_zero_point", "R_scale", "R_zero_point")
-"""Extra inputs of a quantized LSTM; its W and R are [num_directions, input_size or hidden_size, 4 * hidden_size]."""
+"""Additional inputs of a quantized LSTM; W and R are [num_directions, input_size or hidden_size, 4 * hidden_size]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,7 +217,7 @@ def _read(node: ir.Node, opset: int, path: str, shape_info: ShapeInfo) -> Recurr
     sizes = _sizes(op, inputs, attributes.get("hidden_size"), len(DIRECTIONS[direction]), layout, shape_info)
     _check_outputs(outputs, {**sizes, "num_directions": len(DIRECTIONS[direction])}, layout)
     if not attributes.get("output_sequence", 1) and "Y" in outputs and outputs["Y"].uses():
-        notes.append("output_sequence is 0, but Y is used and therefore computed")
+        notes.append("output_sequence is 0, but Y is used, so it is computed")
     return RecurrentNode(
         op_type=op,
         version=version,
@@ -275,7 +275,7 @@ def _attributes(node: ir.Node, version: int) -> dict[str, Any]:
 
 def _named(values: Any, names: tuple[str, ...], what: str) -> dict[str, ir.Value]:
     if len(values) > len(names):
-        raise InvalidNodeError(f"the node has {len(values)} {what}, but the operator has only {len(names)}")
+        raise InvalidNodeError(f"the node has {len(values)} {what}, but the operator allows only {len(names)}")
     return {name: value for name, value in zip(names, values, strict=False) if value is not None and value.name}
 
 
@@ -310,7 +310,7 @@ def _clip(op: str, clip: float | None, notes: list[str]) -> float | None:
     if op != "RNN" and clip < 0:
         raise InvalidNodeError(f"clip is {clip:g}; it must be positive")
     if op != "RNN" and clip == 0:
-        notes.append("clip is 0, which disables clipping; onnxruntime rejects this value")
+        notes.append("clip is 0, which disables clipping; onnxruntime rejects 0")
         return None
     return float(clip)
 
@@ -353,11 +353,11 @@ def _sizes(
                 times = "" if factor == 1 else f"{factor} * "
                 by = f" according to {source[size]}" if size in source else ""
                 raise InvalidNodeError(
-                    f"{name} has shape {_shown(shape)}; size {dim} should be {times}{size}, and {size} is {known}{by}"
+                    f"{name} has shape {_shown(shape)}; size {dim} must be {times}{size}, where {size} is {known}{by}"
                 )
             elif dim % factor:
                 raise InvalidNodeError(
-                    f"{name} has shape {_shown(shape)}; size {dim} is not a multiple of {factor} (gates)"
+                    f"{name} has shape {_shown(shape)}; size {dim} must be a multiple of {factor}, the number of gates"
                 )
             elif size != "num_directions":
                 sizes[size] = dim // factor
@@ -379,7 +379,7 @@ def _check_outputs(outputs: Mapping[str, ir.Value], sizes: Mapping[str, Dim], la
         pairs = [(a, b) for a, b in zip(declared, real, strict=False) if isinstance(a, int) and isinstance(b, int)]
         if len(declared) != len(real) or any(a >= 0 and a != b for a, b in pairs):
             raise InvalidNodeError(
-                f"{name} is a graph output of declared shape {_shown(declared)}, but its actual shape is {_shown(real)}"
+                f"output {name} is declared with shape {_shown(declared)}, but its actual shape is {_shown(real)}"
             )
 
 
@@ -423,14 +423,14 @@ def _dtype(
             continue
         if quantized and name in INTEGERS:
             if dtype not in (ir.DataType.INT8, ir.DataType.UINT8):
-                raise InvalidNodeError(f"{name} is of type {dtype.name}; it must be INT8 or UINT8")
+                raise InvalidNodeError(f"{name} has type {dtype.name}; it must be INT8 or UINT8")
             continue
         if name == "sequence_lens":
             if dtype != ir.DataType.INT32:
-                raise InvalidNodeError(f"sequence_lens is of type {dtype.name}; it must be INT32")
+                raise InvalidNodeError(f"sequence_lens has type {dtype.name}; it must be INT32")
         elif dtype not in FLOATS:
             known = ", ".join(known.name for known in FLOATS)
-            raise InvalidNodeError(f"{name} is of type {dtype.name}; it must be one of {known}")
+            raise InvalidNodeError(f"{name} has type {dtype.name}; it must be one of {known}")
         else:
             dtypes.setdefault(dtype, name)
     if len(dtypes) > 1:

@@ -28,10 +28,10 @@ from rnn_lower.shapes.stale_shapes import verified_fixed_shapes
 from rnn_lower.transforms.strip_weights import outline, outline_of
 
 MAX_NESTING = 29
-"""The most levels of nested graphs; protobuf reads messages up to 100 levels deep, and each graph takes three."""
+"""The maximum nesting depth of graphs: protobuf reads messages up to 100 levels deep, and each graph takes three."""
 
 DEEP = MAX_NESTING - 5
-"""The level from which the content of the innermost graph matters for protobuf: a shape takes five more levels."""
+"""From this depth on, the content of the innermost graph decides whether the model is readable: a shape takes five."""
 
 
 class Document:
@@ -194,7 +194,7 @@ class Document:
             raise RnnLowerError(f"the lowered model cannot be serialized: {error.__cause__ or error}") from None
         self._write_imports()
         if nesting > DEEP and not _is_readable(self.proto):
-            raise _too_deep("no option helps, since unroll nests less than all other forms")
+            raise _too_deep("no option helps, because form unroll already nests the least")
         return self.proto
 
     def check_nesting(self) -> int:

@@ -29,13 +29,13 @@ from rnn_lower.signals import signals_blocked
 logger = logging.getLogger("rnn_lower")
 
 EMBEDDED_UP_TO = 1_500_000_000
-"""The most bytes of weights that stay in the .onnx file if they were there; protobuf is limited to 2 GB."""
+"""The maximum size, in bytes, of weights that stay in the .onnx file if they were there; protobuf ends at 2 GB."""
 
 SMALL = 1024
 """Weights below this size stay in the .onnx file in any case."""
 
 ALIGNMENT = 4096
-"""The alignment of weights in a data file, so that they can be mapped into memory."""
+"""The alignment of weights in a data file, which allows memory mapping."""
 
 Progress = Callable[[str, int, int], None]
 """Called while weights are written: name, index, total."""
@@ -44,9 +44,7 @@ Progress = Callable[[str, int, int], None]
 def load(path: str | os.PathLike[str]) -> Document:
     """Read a model; external data stays in its files. Raises RnnLowerError if there is no valid model."""
     if not isinstance(path, (str, os.PathLike)):
-        raise RnnLowerError(
-            f"the model file must be specified by its path, not by an object of type {type(path).__name__}"
-        )
+        raise RnnLowerError(f"the model file must be a path, not an object of type {type(path).__name__}")
     path = Path(path)
     try:
         if not path.is_file():

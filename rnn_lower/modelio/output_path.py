@@ -32,9 +32,7 @@ def checked_destination(
     if real.is_symlink():
         raise RnnLowerError(f"{path}: cannot be written: it is a link to itself")
     if not text and not is_binary(real):
-        raise RnnLowerError(
-            f"{path}: cannot be written: its extension belongs to a text format; use the extension .onnx"
-        )
+        raise RnnLowerError(f"{path}: cannot be written: this extension means a text format; use the extension .onnx")
     if real.is_dir():
         raise RnnLowerError(f"{path}: cannot be written: it is a folder")
     if real.is_file() and not os.stat(real).st_mode & stat.S_IWUSR:

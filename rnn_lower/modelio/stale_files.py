@@ -30,18 +30,18 @@ except ImportError:  # on Windows, files of live and killed runs look alike, so 
 logger = logging.getLogger("rnn_lower")
 
 TMP = ".rnn_lower.tmp"
-"""The extension of a file before it is renamed to its output path."""
+"""The suffix of a file until it is renamed to its output path."""
 
 NAME_BYTES = 255 - len(f"..{'0' * 16}{TMP}")
-"""The largest part of an output's name, in bytes, that fits into the names of its temporary and data files."""
+"""The maximum number of bytes of the output's name within the names of its temporary and data files."""
 
 SEARCHED = 1 << 28
-"""The most bytes of other models that are searched for a stale file's name; beyond that, the file is kept."""
+"""The maximum size of other models to search for the name of a stale file; beyond it, the file is kept."""
 
 _ODD = re.compile(r"[\\:]")
 
 Inode = tuple[int, int]
-"""The identity of a file: device and number."""
+"""The identity of a file, independent of its names: device and inode number."""
 
 
 def inode_of(path: Path) -> Inode | None:
@@ -169,7 +169,11 @@ def _unmentioned(candidates: list[Path], own: Collection[Path]) -> list[Path]:
     links = {neighbour.resolve() for neighbour in neighbours if neighbour.is_symlink()}
     models = [neighbour for neighbour in neighbours if neighbour not in candidates and _may_be_model(neighbour)]
     if sum(model.stat().st_size for model in models) > SEARCHED:
-        logger.warning("kept %s, which may be stale, because other models in %s may refer to it", candidates[0], folder)
+        logger.warning(
+            "kept %s, which may be stale, because the other models in %s are too large to search for references to it",
+            candidates[0],
+            folder,
+        )
         return []
     contents = [model.read_bytes() for model in models]
     return [

@@ -27,9 +27,9 @@ _ELEMENT_TYPES = set(onnx.TensorProto.DataType.values())
 
 
 Around = collections.ChainMap[str, onnx.TensorProto | None]
-"""The values that the bodies of a graph can read: the initializer, None for others, or LATER."""
+"""Values that are visible in the bodies of a graph, with the tensor of an initializer, or LATER."""
 LATER = onnx.TensorProto()
-"""Stands for the results of nodes that were not visited yet."""
+"""A placeholder for the outputs of nodes that have not been checked yet."""
 
 
 def check(model: onnx.ModelProto, folder: Path | None) -> bool:
@@ -66,7 +66,7 @@ def check_imports(imports: Iterable[tuple[str, int]]) -> None:
     versions = list(dict.fromkeys(version for domain, version in imports if domain in DEFAULT_DOMAINS))
     if len(versions) > 1:
         text = f"the model imports opsets {' and '.join(map(str, versions))} of the default domain"
-        raise RnnLowerError(f"{text}; runtimes use only the last entry; remove the others")
+        raise RnnLowerError(f"{text}; runtimes use only the last one; remove the other entries")
 
 
 def _check_functions(model: onnx.ModelProto) -> None:
@@ -152,7 +152,7 @@ def _check_results(node: onnx.NodeProto, body: onnx.GraphProto, path: str) -> No
     names = [value.name for value in body.output]
     if node.op_type in ("If", "Scan") and len(set(names)) < len(names):
         twice = max(names, key=names.count)
-        text = f"its body returns '{twice}' twice, for which onnxruntime's results are undefined; insert an Identity"
+        text = f"its body returns '{twice}' twice, which makes onnxruntime's results undefined; insert an Identity"
         raise InvalidNodeError(f"{_described(node, path)}: {text}")
 
 

@@ -87,7 +87,7 @@ def restamp_rest(model: ir.Model, keep_layout: bool = False) -> None:
         if not keep_layout and version_at(node.op_type, scope.opset) < 14 and "layout" in node.attributes:
             raise UnsupportedError(
                 f"{node.op_type} '{display_name(node)}' in {scope.path} has the attribute layout, which opset"
-                f" {scope.opset} does not define; lower this node too, or convert to opset 14 or newer"
+                f" {scope.opset} does not have; lower this node too, or convert to opset 14 or newer"
             )
         node.version = None
         if scope.opset >= 7:
@@ -164,7 +164,7 @@ def _wrong(node: ir.Node, schema: onnx.defs.OpSchema, kind: Callable[[ir.Value],
             kind_of_value = None if value is None else kind(value)
             formal = formals[min(index, len(formals) - 1)]  # the last one may be variadic
             if kind_of_value is not None and kind_of_value not in formal.types:
-                return f"{formal.name} is {kind_of_value}, which the operator does not accept at the new opset"
+                return f"{formal.name} has type {kind_of_value}, which the operator does not accept at the new opset"
     return ""
 
 

@@ -15,7 +15,7 @@ from rnn_lower.shapes.shape_info import ShapeInfo
 Attributes = dict[str, ir.Attr]
 
 Rule = Callable[[ir.Node, int, ShapeInfo], "Attributes | str"]
-"""(node, opset) -> the attributes that preserve the meaning of the converted node, or the reason why none do."""
+"""(node, new opset) -> attributes that preserve the semantics of the converted node, or why none can."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ VALUES = {
     ("ScatterElements", "reduction", "max"): 18, ("ScatterElements", "reduction", "min"): 18,
     ("ScatterND", "reduction", "max"): 18, ("ScatterND", "reduction", "min"): 18,
 }  # fmt: skip
-"""Attribute values that were added later, with the first version of the operator that has them."""
+"""Newer values of an attribute -> the version of the operator that introduced them."""
 
 
 VANISHED = {
@@ -95,7 +95,7 @@ def _asymmetric(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes 
         return attributes
     scales = _scales(node)
     if scales is None or np.min(scales, initial=1) < 1:
-        return "before opset 11, Resize leaves undefined which of two equally near neighbors it picks when downsampling"
+        return "before opset 11, Resize does not define which of two equally near neighbors it picks when downsampling"
     return attributes | {"nearest_mode": ir.AttrString("nearest_mode", "floor")}
 
 

@@ -28,7 +28,7 @@ class Restated:
 
 
 Step = Callable[[Restated], bool]
-"""Changes the message of a node, adds constants, and returns whether the older version computes the same."""
+"""Changes a NodeProto, adds constants, and returns whether the older version computes the same values."""
 
 
 def stepped_down(node: ir.Node, proto: onnx.NodeProto, current: int, opset: int, shape_info: ShapeInfo) -> Restated:

@@ -21,7 +21,7 @@ import onnx_ir as ir
 from rnn_lower.ir.walk import constant
 
 TANH_IS_ONE = 20.0
-"""1 - tanh(20) is below half a unit in the last place of a double; from 19.07 on tanh is rounded to 1."""
+"""1 - tanh(20) is below half a unit in the last place of a double; from 19.07 on, tanh rounds to 1."""
 
 
 SHAPING = ("Reshape", "Squeeze", "Unsqueeze", "Identity")

@@ -55,13 +55,13 @@ class ElementTypes:
 
     def declare(self, value: ir.Value, dtype: DType) -> None:
         """Set the type of a value. Raises WrongError if the model declares another type."""
-        _agree(dtype, value.dtype, f"'{value.name}' is {_name(dtype)}, and declared as {_name(value.dtype)}")
+        _agree(dtype, value.dtype, f"'{value.name}' has type {_name(dtype)}, but is declared as {_name(value.dtype)}")
         self._types[value] = dtype
 
     def expect(self, value: ir.Value, dtype: DType) -> None:
         """Compare the type of a value with that of the node's output. Raises WrongError if they differ."""
         actual = self.dtype_of(value)
-        _agree(actual, dtype, f"'{value.name}' is {_name(actual)} instead of {_name(dtype)}")
+        _agree(actual, dtype, f"'{value.name}' has type {_name(actual)} instead of {_name(dtype)}")
 
     def _results(self, node: ir.Node) -> Sequence[DType]:
         operands = [self.dtype_of(value) for value in node.inputs]

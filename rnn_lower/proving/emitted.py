@@ -40,7 +40,7 @@ def _binary(call: Call) -> str:
     # A quotient may first differ, and a product may first wrap, at a longer length.
     longer = call.node.op_type in ("Div", "Mul") and a.dtype == np.int64
     unsupported = a.dtype == np.bool_ or longer
-    return f"operands of type {element_type(a)} are not supported for {call.label}" if unsupported else ""
+    return f"{call.label} has operands of type {element_type(a)}, which is not supported" if unsupported else ""
 
 
 def _float(call: Call) -> str:
@@ -50,7 +50,7 @@ def _float(call: Call) -> str:
 
 def _clip(call: Call) -> str:
     if None not in bounds_of(call):  # constant bounds with min <= max were matched by `algebraic_patterns`
-        raise WrongError(f"{call.label} has computed bounds, or min above max")
+        raise WrongError(f"the bounds of {call.label} are computed, or min is greater than max")
     return _float(call)
 
 
@@ -58,7 +58,11 @@ def _cast(call: Call) -> str:
     """A Cast; narrow integers are out of scope, because long sequences would wrap around."""
     dtype = cast_type(call.attribute("to"))
     exact = dtype in (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.BOOL)
-    return "" if exact or call[0].dtype != np.int64 else f"a Cast of integers to {dtype.name} is not supported"
+    return (
+        ""
+        if exact or call[0].dtype != np.int64
+        else f"{call.label} casts integers to {dtype.name}, which is not supported"
+    )
 
 
 def _conv(call: Call) -> str:
@@ -71,7 +75,7 @@ def _conv(call: Call) -> str:
 def _matmul(call: Call) -> str:
     a, b = call[0], call[1]
     same_batch = min(a.ndim, b.ndim) > 1 and (b.ndim == 2 or a.shape[:-2] == b.shape[:-2])
-    what = "only matrices and stacks of the same leading sizes are supported"
+    what = "only matrices and stacks with equal leading sizes are supported"
     return "" if same_batch else f"{call.label} has operands of shapes {a.shape} and {b.shape}, but {what}"
 
 
@@ -88,8 +92,8 @@ def _slice(call: Call) -> str:
     for index, axis in enumerate(range(len(starts or ())) if axes is None else axes):
         size, start, end = call[0].shape[axis], (starts or ())[index], (ends or ())[index]
         if not (-size <= start <= size and -size <= end <= size):
-            return f"{call.label} slices from {start} to {end}, beyond its axis of size {size}"
-    return f"{call.label} has steps" if steps is not None else ""
+            return f"{call.label} slices from {start} to {end}, but the axis has only size {size}"
+    return f"{call.label} has steps, which are not supported" if steps is not None else ""
 
 
 def _tile(call: Call) -> str:
@@ -103,7 +107,7 @@ USES: dict[str, Callable[[Call], str]] = {
     "Abs": _float, "Cast": _cast, "Clip": _clip, "Conv": _conv, "MatMul": _matmul, "Neg": _float,
     "Slice": _slice, "Tile": _tile,
 }  # fmt: skip
-"""Checks that return why a use is out of scope, or "". They raise WrongError if no runtime supports the use."""
+"""Checks that return the reason why a use is out of scope, or "". They raise WrongError if no runtime supports it."""
 
 VECTORS = {
     "ConstantOfShape": (0,), "Reshape": (1,), "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "Tile": (1,),
@@ -177,7 +181,9 @@ class EmittedInterpreter(Interpreter):
             ]
         for most, count in zip(self._bounds[call.node], (call[1], call[0]), strict=True):
             if most > longest and count.any() and self.field.small(count) is not None:
-                raise OutOfScopeError(f"the model compares lengths with {most}")
+                raise OutOfScopeError(
+                    f"{call.label} uses the constant {most}, but the longest sequence of the proof has {longest} steps"
+                )
 
 
 def _symbol_sizes(inputs: Mapping[ir.Value, Array]) -> dict[str, int]:

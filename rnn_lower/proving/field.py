@@ -16,7 +16,7 @@ import numpy as np
 Array = np.ndarray
 
 SMALL = 1 << 17
-"""Elements that represent integers below this magnitude have a sign; the sign of any other is a random function."""
+"""Below this magnitude, the elements of integers have a sign; the sign of all other elements is a random function."""
 
 _CHUNK = 1 << 18
 _EXPONENTS = 1200

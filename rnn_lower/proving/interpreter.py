@@ -157,7 +157,9 @@ class Interpreter:
 
     def _limit_size(self, node: ir.Node, operands: Sequence[Array | None]) -> None:
         if size_of_result(Call(self.field, node, operands, self._graph.opset)) > self.most_elements:
-            raise OutOfScopeError(f"{node.op_type} '{node.name}' computes more than {self.most_elements} elements")
+            raise OutOfScopeError(
+                f"{node.op_type} '{node.name}' computes more than {self.most_elements} elements, the limit of the proof"
+            )
 
     def _operands(self, node: ir.Node) -> list[Array | None]:
         return [None if value is None else self._value(value) for value in node.inputs]
@@ -198,10 +200,10 @@ class Interpreter:
     def _body(self, body: ir.Graph, arguments: Sequence[Array]) -> list[Array]:
         """The outputs of a body for these arguments."""
         if len(arguments) != len(body.inputs):
-            raise WrongError(f"a body with {len(body.inputs)} inputs gets {len(arguments)} arguments")
+            raise WrongError(f"a body has {len(body.inputs)} inputs, but the node passes {len(arguments)} values")
         self._passes += 1
         if self._passes > self.most_passes:
-            raise OutOfScopeError(f"all bodies together run more than {self.most_passes} steps")
+            raise OutOfScopeError(f"the loop bodies run more than {self.most_passes} times in total")
         check_time(self._deadline)
         for value, argument in zip(body.inputs, arguments, strict=True):
             self._bind(value, argument)
@@ -251,11 +253,11 @@ class Interpreter:
         body = node.attributes["body"].as_graph()
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
         if "directions" in attributes or attributes["num_scan_inputs"] < 1 or len(operands) < len(node.inputs):
-            raise OutOfScopeError(f"Scan '{node.name}' is of version 8 or has no sequence")
+            raise OutOfScopeError(f"Scan '{node.name}' has version 8 or no scan input")
         count = len(operands) - attributes["num_scan_inputs"]
         states, sequences = operands[:count], operands[count:]
         if {*attributes.get("scan_input_directions", ()), *attributes.get("scan_output_directions", ())} - {0, 1}:
-            raise WrongError(f"Scan '{node.name}' has a direction other than 0 and 1")
+            raise WrongError(f"Scan '{node.name}' has a direction other than 0 or 1")
         axes, backwards = _axes(attributes, "scan_input", len(sequences))
         sequences = [
             np.moveaxis(sequence, axis, 0)[:: -1 if back else 1]

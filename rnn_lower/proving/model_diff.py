@@ -87,7 +87,7 @@ def _redeclared_values(model: onnx.ModelProto) -> set[str]:
 
 _FAULTS: Mapping[str, Callable[[onnx.ModelProto], set[str]]] = {
     "a body declares '{}', which it does not compute": _redeclared_values,
-    "the declaration of '{}' has no element type of a tensor": _untyped_values,
+    "the declaration of '{}' has no tensor element type": _untyped_values,
     "several nodes have the name '{}'": _repeated_names,
 }
 
@@ -108,7 +108,7 @@ class _Diff:
             yield from self.graphs(path, old, new)
             return
         if _unknown_fields(old) != _unknown_fields(new):
-            yield f"{path or 'model'}: unknown fields have changed"
+            yield f"{path or 'model'}: unknown protobuf fields have changed"
         for field in old.DESCRIPTOR.fields:
             if field.name in skipped:
                 continue
@@ -122,7 +122,7 @@ class _Diff:
             elif not hasattr(a, "__len__"):
                 yield from self.messages(field_path, a, b) if old.HasField(field.name) else ()
             elif len(a) != len(b):
-                yield f"{field_path}: the number of values differs"
+                yield f"{field_path}: the number of entries has changed"
             else:
                 for index, pair in enumerate(zip(a, b, strict=True)):
                     yield from self.messages(f"{field_path}[{index}]", *pair)
@@ -208,7 +208,7 @@ class _Diff:
             if name in inputs:
                 yield f"{path}: initializer '{name}' is new and has the name of an input"
             elif name in used_by_others or name not in used:
-                yield f"{path}: initializer '{name}' is new, but no emitted node uses it"
+                yield f"{path}: initializer '{name}' is new, but is unused or not only used by emitted nodes"
         if [key for key in there if key in here] != [key for key in here if key in there]:
             yield f"{path}: the order of the initializers has changed"
 
@@ -220,7 +220,7 @@ class _Diff:
         there = {tuple(node.output) for node in before}
         after = [node for node in new.node if not _emitted(node) or tuple(node.output) in there]
         if len(before) != len(after):
-            yield f"{path}: there were {len(before)} nodes besides the recurrent ones, and now there are {len(after)}"
+            yield f"{path}: the number of nodes that lowering keeps has changed from {len(before)} to {len(after)}"
         emitted = (body for node in new.node if _emitted(node) for body in protobuf.graphs_of(node))
         for body in (inner for outer in emitted for inner in protobuf.graphs_in(outer)):
             if getattr(body, "sparse_initializer", ()):
@@ -228,7 +228,7 @@ class _Diff:
         old_outputs, read_names = {name for node in old.node for name in node.output}, set(_used(new, emitted=False))
         for name in sorted({name for node in new.node if _emitted(node) for name in node.output if name} - old_outputs):
             if name in read_names:
-                yield f"{path}: '{name}' has changed"
+                yield f"{path}: an emitted node redefines '{name}', which other nodes read"
         for a, b in zip(before, after, strict=False):
             yield from self.messages(f"{path}/{a.op_type} '{a.name or next(iter(a.output), '')}'", a, b)
 

@@ -82,7 +82,7 @@ class Case:
 
     def __str__(self) -> str:
         text = "" if self.lengths is None else f" and sequence_lens {list(self.lengths)}"
-        return f"with {self.T} steps of {self.N} rows{text}"
+        return f"with seq_length {self.T}, batch_size {self.N}{text}"
 
 
 def prove_node(task: Task, points: int, seed: int) -> NodeProof:
@@ -182,9 +182,11 @@ class _Comparison:
         large = math.prod(filter(None, (self._size(("R", axis)) for axis in range(3)))) > LARGE
         most = max(LENGTHS, self._program.largest_compared + 2)
         if T is None and most > MOST_LENGTHS:
-            raise OutOfScopeError(f"the model compares lengths with {most - 2}")
+            raise OutOfScopeError(
+                f"a lowered node compares integers with {most - 2}; the limit of the proof is {MOST_LENGTHS - 2}"
+            )
         if T is not None and T > MOST_STEPS:
-            raise OutOfScopeError(f"the sequence has {T} steps; the limit is {MOST_STEPS}")
+            raise OutOfScopeError(f"the sequence has {T} steps; the limit of the proof is {MOST_STEPS}")
         for steps in (*range(most), *(more for more in LONGER if more >= most)) if T is None else (T,):
             if lengths is None:
                 rows = (N,) if N is not None else (5,) if steps in LONGER else (1, 3)
@@ -201,7 +203,7 @@ class _Comparison:
                     self.left_out.add(f"only {len(vectors)} of {count} vectors of sequence_lens are compared")
                 sizes += [(steps, len(vector), vector) for vector in vectors]
         if not sizes:
-            raise OutOfScopeError("sequence_lens is above 0, but the sequence has no steps")
+            raise OutOfScopeError("the constant sequence_lens is greater than 0, but the sequence has no steps")
         for index, case in enumerate(sizes):
             yield Case(*case, point=index % self.points)
         remaining_points = (point for point in range(self.points) if point != (len(sizes) - 1) % self.points)
@@ -278,7 +280,8 @@ class _Comparison:
         except WrongError as error:
             return f"{error}, {case}"
         if interpreter.field.symbols - own:
-            return f"it uses the constant {min(interpreter.field.symbols - own)}, which is not an input of the node"
+            new = min(interpreter.field.symbols - own)
+            return f"the lowered node uses the constant {new}, which the original node does not have"
         expected = equations.evaluate(arithmetic(interpreter.field), self._node, text, case.vector)
         self.evaluations += 1
         for (name, output), actual in zip(self._wanted, right, strict=True):

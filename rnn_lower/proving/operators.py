@@ -69,7 +69,7 @@ class Call:
     def __getitem__(self, index: int) -> Array:
         operand = self.optional(index)
         if operand is None:
-            raise WrongError(f"{self.label} lacks input {index}")
+            raise WrongError(f"input {index} of {self.label} is missing")
         return operand
 
     @property
@@ -134,7 +134,7 @@ BROADCASTS_BY_RULE, MAX_BROADCASTS = 7, 8
 OF_ANY_NUMBER = ("Max", "Mean", "Min", "Sum")
 
 NO_EFFECT = {"broadcast", "consumed_inputs", "momentum", "ratio", "round_mode", "saturate", "seed", "stash_type"}
-"""Attributes without effect, or which affect only rounding or training."""
+"""Attributes that have no effect, or affect only rounding or training."""
 
 
 def check_attributes(call: Call) -> None:
@@ -282,7 +282,7 @@ def _cast(call: Call) -> Array:
 
 def _cast_like(call: Call) -> Array:
     if call[0].dtype != call[1].dtype:
-        raise OutOfScopeError(f"{call.label} casts from type {element_type(call[0])} to type {element_type(call[1])}")
+        raise OutOfScopeError(f"{call.label} casts {element_type(call[0])} to {element_type(call[1])}")
     return call[0]
 
 
@@ -294,7 +294,7 @@ def _where(call: Call) -> Array:
         return np.where(condition, a, b)
     if condition.dtype != np.uint64 or a.dtype != np.uint64:
         why = "depends on floats" if condition.dtype == np.uint64 else f"has type {element_type(condition)}"
-        raise OutOfScopeError(f"the condition of {call.label} {why}, and its values have type {element_type(a)}")
+        raise OutOfScopeError(f"the condition of {call.label} {why}, but its values have type {element_type(a)}")
     return between(call.field, condition, a, b)
 
 
@@ -364,7 +364,7 @@ def _einsum(call: Call) -> Array:
     inputs, arrow, result = equation.partition("->")
     terms, labels = inputs.split(","), sorted(set(inputs) - {","})
     if "." in equation or any(len(set(term)) < len(term) for term in terms):
-        raise OutOfScopeError(f"the equation of {call.label} has an ellipsis or a diagonal")
+        raise OutOfScopeError(f"the equation of {call.label} has an ellipsis or a diagonal, which is not supported")
     if not arrow:
         result = "".join(label for label in labels if inputs.count(label) == 1)
     labels = [*result, *(label for label in labels if label not in result)]
@@ -383,7 +383,7 @@ def _slice(call: Call) -> Array:
     x, starts, ends = call[0], call.parameter("starts", 1), call.parameter("ends", 2)
     axes, steps = call.parameter("axes", 3), call.parameter("steps", 4)
     if starts is None or ends is None:
-        raise WrongError(f"{call.label} lacks starts or ends")
+        raise WrongError(f"the starts or ends of {call.label} are missing")
     for index, axis in enumerate(range(len(starts)) if axes is None else axes):
         step, end, size = 1 if steps is None else steps[index], ends[index], x.shape[axis]
         start, stop = starts[index], None if step < 0 and end < -size else end
@@ -403,14 +403,14 @@ def _split(call: Call) -> list[Array]:
         sizes = [each] * (count - 1) + [x.shape[axis] - each * (count - 1)]
     if sum(sizes) != x.shape[axis] or min(sizes) < 0 or len(sizes) != len(call.node.outputs):
         text = f"{call.label} cannot split an axis of size {x.shape[axis]} into sizes {sizes}"
-        raise WrongError(f"{text} for {len(call.node.outputs)} output(s)")
+        raise WrongError(f"{text} for this number of outputs: {len(call.node.outputs)}")
     return np.split(x, np.cumsum(sizes)[:-1], axis)
 
 
 def _reshape(call: Call) -> Array:
     x, shape = call[0], call.parameter("shape", 1)
     if shape is None:
-        raise WrongError(f"{call.label} lacks a shape")
+        raise WrongError(f"the shape input of {call.label} is missing")
     if any(size < -1 for size in shape):  # numpy treats these as -1
         raise WrongError(f"{call.label} has the invalid shape {[int(size) for size in shape]}")
     keeps = not call.attribute("allowzero", 0)
@@ -471,7 +471,7 @@ def _pad(call: Call) -> Array:
     x, mode, pads = call[0], call.attribute("mode", "constant"), call.parameter("pads", 1) or call.attribute("paddings")
     axes = range(x.ndim) if (last := call.optional(3)) is None else [int(axis) % x.ndim for axis in last.ravel()]
     if pads is None or len(pads) != 2 * len(axes):
-        raise WrongError(f"{call.label} does not have two pads for each axis")
+        raise WrongError(f"{call.label} must have two pads for each axis")
     fill = call.optional(2)
     if fill is None:
         fill = call.number("value", 0.0) if x.dtype == np.uint64 else np.zeros((), x.dtype)
@@ -490,7 +490,7 @@ def _gather(call: Call) -> Array:
         return np.asarray(np.take(table, indices, axis))
     if table.dtype != np.uint64 or axis % table.ndim:
         raise OutOfScopeError(
-            f"the indices of {call.label} are computed from floats, but its table is not, or its axis is not 0"
+            f"the indices of {call.label} are computed from floats, which is supported only for float data and axis 0"
         )
     name = f"row of {hashlib.blake2b(np.ascontiguousarray(table).tobytes()).hexdigest()} at"
     columns = [call.field.function(f"{name} {column}", indices) for column in range(table[:1].size)]
@@ -499,7 +499,7 @@ def _gather(call: Call) -> Array:
 
 def _non_zero(call: Call) -> Array:
     if call[0].dtype == np.uint64:
-        raise OutOfScopeError(f"{call.label} reads computed floats")
+        raise OutOfScopeError(f"the input of {call.label} is computed from floats, which is not supported")
     return np.array(np.nonzero(call[0]), np.int64)
 
 
@@ -508,7 +508,7 @@ def _dropout(call: Call) -> Array:
     if always or (training is not None and (training.dtype != np.bool_ or training.any())):
         raise OutOfScopeError(f"{call.label} is in training mode, so its output is random")
     if any(value.uses() or value.is_graph_output() for value in call.node.outputs[1:]):
-        raise OutOfScopeError(f"the model uses the mask of {call.label}")
+        raise OutOfScopeError(f"the model uses the mask output of {call.label}, which is not supported")
     return call[0]
 
 
@@ -522,7 +522,7 @@ def _moved(call: Call) -> list[Array]:
         call.all_attributes()  # marks them as read; the evaluator uses them
         return evaluate_node(call.node, call.inputs, call.opset)
     except (IndexError, ValueError):
-        raise WrongError(f"{call.node.op_type} '{call.node.name}' reads beyond its input") from None
+        raise WrongError(f"{call.node.op_type} '{call.node.name}' reads beyond the end of its input") from None
     except Exception as error:  # the evaluator raises whatever it stumbles over
         raise OutOfScopeError(f"{call.label} cannot be evaluated ({type(error).__name__})") from None
 
@@ -576,4 +576,4 @@ OPERATORS: dict[str, Operator] = {
     "Tile": lambda call: np.tile(call[0], call.integers(1)),
     "Transpose": lambda call: np.transpose(call[0], call.attribute("perm")), "Unsqueeze": _unsqueeze, "Where": _where,
 }  # fmt: skip
-"""All modelled operators except Constant, reductions, windows, recurrent operators, and operators with bodies."""
+"""All supported operators except Constant, reductions, windows, recurrent operators, and operators with bodies."""

@@ -70,9 +70,11 @@ class Program(Graph):
             return None
         node = value.producer()
         if node is not None and NODE_MARK not in node.metadata_props and value in self.wanted:
-            raise OutOfScopeError("the node that replaces it has no metadata, so another tool has rewritten it")
+            raise OutOfScopeError(
+                "the node that computes '{value.name}' has no rnn_lower metadata, so another tool has rewritten it"
+            )
         if node is None or NODE_MARK not in node.metadata_props:
-            raise WrongError(f"it reads '{value.name}', which is not an input of the node")
+            raise WrongError(f"the lowered node reads '{value.name}', which is not an input of the original node")
         return node
 
     def _check(self, node: ir.Node, visible: frozenset[str]) -> None:
@@ -83,7 +85,7 @@ class Program(Graph):
             )
         schema = schema_of(node.op_type, self.opset)
         if schema is None:
-            raise WrongError(f"opset {self.opset} has no {node.op_type}")
+            raise WrongError(f"opset {self.opset} does not have operator {node.op_type}")
         counts = (
             (schema.min_input, node.inputs, schema.max_input),
             (schema.min_output, node.outputs, schema.max_output),
@@ -92,7 +94,8 @@ class Program(Graph):
         if unknown := unknown_attributes(node, self.opset):
             wrong = f"opset {self.opset} does not allow attribute '{min(unknown)}'"
         elif not all(least <= len(values) <= most for least, values, most in counts):
-            wrong = f"opset {self.opset} does not allow {len(node.inputs)} inputs and {len(node.outputs)} outputs"
+            wrong = f"opset {self.opset} does not allow {len(node.inputs)} inputs"
+            wrong += f" and {len(node.outputs)} outputs" if len(node.outputs) != 1 else " and 1 output"
         if wrong:
             raise WrongError(f"{node.op_type} '{node.name}': {wrong}")
         for _, body in subgraphs(node):
@@ -104,7 +107,7 @@ class Program(Graph):
         again = next((name for name in own if name in visible), None)
         listed = next((value for value in body.initializers.values() if value in body.inputs), None)
         if again is not None or listed is not None:
-            raise WrongError(f"a body redefines '{again or listed.name}'")  # type: ignore[union-attr]
+            raise WrongError(f"a body defines '{again or listed.name}' again")  # type: ignore[union-attr]
         inside = visible | set(own) | body.initializers.keys()
         for node in body:
             self._check(node, inside)

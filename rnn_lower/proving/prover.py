@@ -198,7 +198,7 @@ def _tasks(before: Document, after: Document, deadline: float) -> tuple[list[Nod
             continue
         name = node.name or wanted[0].name or node.op_type
         if there is None or None in replaced:
-            reason = f"no node computes '{wanted[replaced.index(None)].name}'"
+            reason = f"no lowered node computes '{wanted[replaced.index(None)].name}'"
             missing.append(NodeProof(name, node.op_type, scope.path, DIFFERENT, reason=reason))
             continue
         visible = frozenset().union(*(names.get(graph, ()) for graph in there.up_to(None)))

@@ -114,7 +114,7 @@ def _layer_norm(call: Call) -> Array:
 def _batch_norm(call: Call) -> Array:
     x, field = call.real(0), call.field
     if call.attribute("training_mode", 0) or (call.opset < 7 and not call.attribute("is_test", 0)):
-        raise OutOfScopeError(f"{call.label} is in training mode")
+        raise OutOfScopeError(f"{call.label} is in training mode, which is not supported")
     scale, shift, mean, variance = (call.real(index).reshape(_for_each_channel(x)) for index in range(1, 5))
     root = field.function("sqrt", field.add(variance, call.number("epsilon", 1e-5)))
     return field.add(field.multiply(field.multiply(field.subtract(x, mean), field.inverse(root)), scale), shift)

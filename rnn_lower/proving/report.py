@@ -6,6 +6,11 @@ import dataclasses
 from typing import Any, ClassVar
 
 
+def number_of(count: int, noun: str = "node") -> str:
+    """Return a count with its noun in the singular or plural."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 @dataclasses.dataclass(frozen=True)
 class OutputReport:
     """The comparison of one output over all runs: the shape in the worst run, and the largest differences.
@@ -86,12 +91,12 @@ class CheckReport:
 
     def lines(self, verbose: bool = False) -> list[str]:
         """The lines before the verdict: all differences; if verbose, also each output and how the nodes ran."""
-        ran = f"the original ran on {self.judge}, the lowered model on {self.runner}, {self.runs} run(s)"
+        ran = f"{number_of(self.runs, 'run')}: the original on {self.judge}, the lowered model on {self.runner}"
         lines = [ran] if verbose else []
         lines += [output.describe() for output in self.outputs if verbose or not output.ok]
         lines += [f"unexpected change: {change}" for change in self.changed]
-        lines += [f"not reached: {node}" for node in self.unreached]
-        lines += [f"not proved, but exercised: {node}" for node in self.runs_of_unproved] if verbose else []
+        lines += [f"not proved and not tested enough: {node}" for node in self.unreached]
+        lines += [f"not proved, but tested: {node}" for node in self.runs_of_unproved] if verbose else []
         return [*lines, *self.located, *_counterexample(self.counterexample)]
 
     @property
@@ -102,13 +107,13 @@ class CheckReport:
             failed = f"NOTHING COMPARED ({self.nothing_compared})"
         elif dataclasses.replace(self, unreached=()).ok:
             failed = (
-                f"NOTHING COMPARED for {len(self.unreached)} node(s), which are not proved and did not run"
-                " three steps with rows of different lengths; provide suitable inputs (--inputs X.npz)"
+                f"NOTHING COMPARED for {number_of(len(self.unreached))} without a proof, as no run had three steps and"
+                " rows of different lengths; provide such inputs (--inputs X.npz)"
             )
         nodes = len(self.proved) + len(self.runs_of_unproved)
-        counts = f"{len(self.proved)} of {nodes} replaced node(s) proved, {self.runs} run(s)"
+        counts = f"{len(self.proved)} of {number_of(nodes, 'replaced node')} proved, {number_of(self.runs, 'run')}"
         if self.chunks:
-            counts = f"{self.runs} run(s) in {self.chunks} chunks with {self.borders} chunk boundaries"
+            counts = f"{number_of(self.runs, 'run')} in {self.chunks} chunks with {self.borders} chunk boundaries"
         worst = max(self.outputs, key=lambda output: output.max_abs_error, default=None)
         difference = "" if worst is None else f"largest difference {worst.difference}; "
         return f"{'same' if self.ok else failed}: {difference}{counts}"
@@ -215,14 +220,14 @@ class Proof:
     def verdict(self) -> str:
         """The final line."""
         count = sum(node.ok for node in self.nodes)
-        rest = "the whole models compute the same function" if self.whole else "nothing else has changed"
+        rest = "the models as a whole compute the same function" if self.whole else "nothing else has changed"
         if self.ok and not self.nodes:
             return f"no recurrent node was replaced, and {rest}"
         if self.ok:
             chance = f"with a probability of error below {self.bound:.1g}"
-            return f"proved: {count} node(s), {chance}, and {rest}"
+            return f"proved: {number_of(count)}, {chance}, and {rest}"
         reason = ", but the models differ elsewhere" if count == len(self.nodes) and self.changed else ""
-        return f"NOT PROVED: {count} of {len(self.nodes)} node(s) are proved{reason}"
+        return f"NOT PROVED: {count} of {number_of(len(self.nodes))} proved{reason}"
 
     def __bool__(self) -> bool:
         return self.ok

@@ -39,10 +39,10 @@ from rnn_lower.transforms.inline import inlined
 from rnn_lower.transforms.strip_weights import misdeclared
 
 TRIED_NUMBERS = 256
-"""The most constants of comparisons that are tried as integer inputs."""
+"""The maximum number of compared constants to try as integer inputs."""
 
 INTEGER_DRAWS, LARGE_DRAWS, NUMBER_DRAWS = 12, 16, 8
-"""Draws of small integers and booleans for each set of sizes, of large integers, and beside each constant."""
+"""The numbers of draws: of small integers and booleans for each set of sizes, of large integers, and per constant."""
 
 
 def rewrites_loops(before: ir.Model, after: ir.Model) -> bool:
@@ -156,15 +156,17 @@ class _Comparison:
             if reason := self._differ(trial):
                 return reason
         if not self.count:
-            raise OutOfScopeError("the prover found no sizes with which both models run")
+            raise OutOfScopeError("the prover found no input sizes for which both models run")
         if any(sizes not in self.ran for sizes in self.undefined):
-            raise OutOfScopeError("a node divides by zero at some sizes")
+            raise OutOfScopeError("a node divides by zero for some sizes of the inputs")
         if never := self.unsized - self.sized:
             raise OutOfScopeError(f"output '{min(never)}' is empty and has different shapes in the two models")
         if self.kept:
             raise OutOfScopeError(f"both models run only with the default value of input '{min(self.kept)}'")
         if left := self._one_sided():
-            raise OutOfScopeError(f"{left[0].op_type} '{left[0].name}' had the same outcome in all trials")
+            raise OutOfScopeError(
+                f"{left[0].op_type} '{left[0].name}' had the same outcome in all trials, so the other one is untested"
+            )
         return ""
 
     def _seen(self) -> int:

@@ -50,13 +50,13 @@ COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 """Operators that compare numbers."""
 
 COMPARE = (*COMPARISONS, "Clip", "Max", "Min", "Mod", "Pow")
-"""Operators that change behaviour at a number."""
+"""Operators whose behavior changes at a certain number."""
 
 BENDS = (*COMPARE, "Abs", "Ceil", "Elu", "Floor", "HardSigmoid", "LeakyRelu", "PRelu", "Relu", "Round", "Sign")
-"""Operators that are not smooth: an integer decides how they behave."""
+"""Operators that are not smooth: their behavior depends on an integer."""
 
 TABLES = ("Gather", "GatherElements", "GatherND")
-"""Operators that look up rows of their first input by number."""
+"""Operators that look up rows of their first input by index."""
 
 LAWFUL = ("ConstantOfShape", "CumSum", "Gemm", "MatMul", "Range", "ReduceMax", "ReduceSum", "Shape", "Size")
 """Operators that obey the same law for all integers, so that random integers distinguish two graphs of them."""

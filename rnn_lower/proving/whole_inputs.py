@@ -28,10 +28,10 @@ MOST_COUNTED = 2000
 reads, except the operators of SHAPES, and at any float that one of COMPARE reads."""
 
 INTEGERS = 4
-"""Small integers lie below this number, and so below the sizes of most models."""
+"""The exclusive upper bound of small integers, which is below the sizes of most models."""
 
 LARGE = 31
-"""Bits of large integers. Models that use an integer as a size or an index rarely run with them."""
+"""Bits of large integers. Models rarely run with such an integer as a size or an index."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +95,7 @@ def sizes_beyond(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> Iterat
     numbers = {number for model in models for node, scope in nodes(model) for number in _counted(node, scope)}
     large = sorted(number for number in numbers if number > max(SIZES))
     if large and large[-1] > MOST_COUNTED:
-        raise OutOfScopeError(f"the models compare sizes with {large[-1]}")
+        raise OutOfScopeError(f"the models compare sizes with {large[-1]}; the limit of the proof is {MOST_COUNTED}")
     near = {number + more for number in numbers if 0 < number <= max(SIZES) for more in (0, 1)} - {*SIZES}
     for number in (*sorted(near), *(number + more for number in large[-4:] for more in (0, 2))):
         for name in sizes:

@@ -56,7 +56,7 @@ def _extent(kernel: Sequence[int], dilations: Sequence[int]) -> list[int]:
 
 def _sliding(x: Array, extent: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Array:
     if any(n < r for n, r in zip(x.shape[2:], extent, strict=True)):
-        raise SmallInputError("its window is larger than its input")
+        raise SmallInputError("the window of an operator is larger than its input")
     windows = np.lib.stride_tricks.sliding_window_view(x, extent, tuple(range(2, x.ndim)))
     return np.asarray(windows[(*EVERYTHING, *(slice(None, None, step) for step in (*strides, *dilations)))])
 
@@ -145,7 +145,7 @@ def _resize(call: Call) -> Array:
     if sizes is None and scales is not None and scales.size:
         factors = constant(call.node.inputs[2])
         if factors is None:
-            raise OutOfScopeError(f"the scales of {call.label} are computed")
+            raise OutOfScopeError(f"the scales of {call.label} are computed, which is not supported")
     for index, axis in enumerate(axes):
         size, to = x.shape[axis], None
         if sizes is not None and int(sizes[index]) != size:

@@ -69,7 +69,7 @@ def split_samples(model: ir.Model, feeds: Feeds) -> list[Feeds]:
         if feeds[name].ndim != len(shape) + 1:
             raise RnnLowerError(
                 f"input '{name}' has {len(shape)} axes, but its samples have {feeds[name].ndim}; provide one sample, or"
-                " several stacked along an extra leading axis"
+                " several samples stacked along an extra leading axis"
             )
         counts[name] = len(feeds[name])
     if len(set(counts.values())) > 1 or 0 in counts.values():
@@ -121,7 +121,7 @@ def _range(arrays: Sequence[np.ndarray]) -> Range:
     """The minimum and maximum; 0 for no elements."""
     if not all(np.all(np.isfinite(array)) for array in arrays):
         raise UnsupportedError(
-            "a calibration sample makes a value infinite or NaN, which quantized integers cannot represent"
+            "a calibration sample produces an infinite or NaN value, which quantized integers cannot represent"
         )
     return hull([(0.0, 0.0), *((float(a.min()), float(a.max())) for a in arrays if a.size)])
 

@@ -13,7 +13,7 @@ from rnn_lower.quantization.ranges import Ranges, bounded_values, convex
 
 PRODUCTS = ("MatMul", "Gemm")
 LOOPS = {"Scan": 0, "Loop": 2}
-"""Operators that carry states, and the index of the first state among the inputs of a body."""
+"""Operators that carry states, with the index of the first state among the inputs of the body."""
 
 
 @dataclasses.dataclass(frozen=True)

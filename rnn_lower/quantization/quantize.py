@@ -53,8 +53,8 @@ def quantize(
     for value, product in zip(findings.values(), observed, strict=True):
         if product is None:
             raise UnsupportedError(
-                f"the range of '{value.name}' in a branch of an If cannot be observed; lower with fixed sizes"
-                " and fold=True"
+                f"the range of '{value.name}' cannot be observed, because it is in a branch of an If; lower with fixed"
+                " sizes and fold=True"
             )
 
     def change(model: ir.Model) -> None:
@@ -91,8 +91,8 @@ def _check_opset(opset: int, types: dict[str, str], per_channel: bool) -> None:
     wide = [f"{name}='{value}'" for name, value in types.items() if value.endswith("16")]
     if wide and opset < FIRST_OF_16_BITS:
         raise UnsupportedError(
-            f"the model has opset {opset}, but {', '.join(wide)} needs opset {FIRST_OF_16_BITS}; lower with "
-            f"opset={FIRST_OF_16_BITS}, or choose 8 bits or cell=None"
+            f"the model has opset {opset}, but {' and '.join(wide)} {'needs' if len(wide) == 1 else 'need'} opset"
+            f" {FIRST_OF_16_BITS}; lower with opset={FIRST_OF_16_BITS}, or choose 8 bits or cell=None"
         )
     if opset >= FIRST_OF_16_BITS and types["activations"] == "int8":  # its optimizer makes the model invalid
         raise UnsupportedError(

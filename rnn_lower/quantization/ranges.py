@@ -17,7 +17,7 @@ Ranges = dict[ir.Value, Range]
 UNIT, SIGNED = (0.0, 1.0), (-1.0, 1.0)
 ACTIVATIONS: Mapping[str, Range] = {"Sigmoid": UNIT, "HardSigmoid": UNIT, "Tanh": SIGNED, "Softsign": SIGNED}
 LARGEST = 1 << 20
-"""The largest constant, in elements, whose range is read."""
+"""The maximum number of elements of a constant that is read to find its range."""
 
 
 def hull(ranges: Iterable[Range]) -> Range:

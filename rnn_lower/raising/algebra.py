@@ -419,4 +419,4 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape"), _same_columns),
     **dict.fromkeys(FUNCTIONS, _function),
 }  # fmt: skip
-"""(node, operands) -> the sum, or None if the operator, or this use of it, is not supported."""
+"""None if an operator, or a use of an operator, stays unchanged."""

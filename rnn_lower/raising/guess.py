@@ -88,7 +88,7 @@ def unmasked(new: Sum) -> Sum:
 
 
 Attempt = Callable[[frozenset[ir.Value]], Cell]
-"""Reads the gates of a cell, if the functions are gates."""
+"""Reads the gates if they are those of a cell."""
 
 
 def _rnn(new: Sum) -> Iterator[Attempt]:

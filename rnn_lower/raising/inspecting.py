@@ -14,7 +14,7 @@ from rnn_lower.raising.raise_loops import raise_loops
 from rnn_lower.shapes.shape_info import ShapeInfo
 
 TRIAL_NODES = 50_000
-"""The maximum number of nodes in a trial unrolling."""
+"""The maximum number of nodes for a trial of unrolling."""
 
 
 @dataclasses.dataclass(frozen=True)

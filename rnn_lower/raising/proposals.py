@@ -16,7 +16,7 @@ from rnn_lower.raising.guess import Cell, cells, unmasked
 from rnn_lower.shapes.shape_info import ShapeInfo
 
 SHAPING = ("Concat", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze", "Where")
-"""The operators that may occur between the states of the steps and the outputs of a chain."""
+"""Operators between the states of the steps and the outputs of a chain."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,7 +33,7 @@ from rnn_lower.shapes.shape_info import ShapeInfo, plain_dim
 from rnn_lower.transforms.fold import fold
 
 MOST_TRIES, SECONDS = 48, 60.0
-"""The maximum number of proposals that are compared for one loop, and the time for all of them."""
+"""The maximum number of proposals to compare for one loop, and the time limit for all of them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,10 +112,10 @@ def _raise_region(model: ir.Model, region: Region, twin: ir.Model) -> Raised | N
     if not region.results or (not region.loops and not region.op_type):
         return None
     shape_info = ShapeInfo(model).inferred_now()
-    deadline, why = time.thread_time() + SECONDS, "no recurrent node computes its states in this way"
+    deadline, why = time.thread_time() + SECONDS, "its states are not those of an RNN, GRU or LSTM"
     if any(_is_choice(node, shape_info) for loop in region.loops for node in loop.attributes["body"].as_graph()):
         why = (
-            "its steps select values by a boolean condition, such as a mask with holes, which no recurrent node can do"
+            "its steps select values by a boolean condition (such as a mask with holes), which no recurrent node can do"
         )
     for proposal in itertools.islice(_proposals(model, region, twin, shape_info), MOST_TRIES):
         model.graph.extend(proposal.nodes)
@@ -351,7 +351,7 @@ def _proved(
     Both read X and the initial states as inputs; if this loses too much, both compute them from the model's inputs.
     """
     if sum(math.prod(value.shape.numpy()) for value in proposal.constants if value.shape is not None) > 1 << 24:
-        return None, "its weights are too large to be compared"
+        return None, "its weights are too large for the proof"
     why = ""
     for cut in (proposal.read, ()):
         pair = _pair(model, region, proposal, cut, shape_info)

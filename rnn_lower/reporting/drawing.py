@@ -22,13 +22,13 @@ if sys.version_info < (3, 11):
     MISSING += " (Python 3.11 or newer)"
 
 MOST = 110
-"""The largest number of nodes, without constants, of which all are drawn; more are unreadable and slow."""
+"""The maximum number of nodes, without constants, in a complete drawing; more would be unreadable and slow."""
 
 MOST_LOOKED_AT = 65_536
-"""The largest initial state, in elements, that is compared with zero."""
+"""The maximum number of elements of an initial state that is compared with zero."""
 
 LONGEST = 28
-"""The largest number of characters of a name or a line; longer text is cut, and the title shows all of it."""
+"""The maximum number of characters of a name or a line; longer text is cut, and the title shows all of it."""
 
 SIDES = ("before", "after")
 
@@ -182,7 +182,9 @@ class _Side:
         ends = {out: key for node in nodes for out in node.outputs if (key := self._box_of.get(out))}
         if undrawn:
             more = self._canvas.box(
-                [f"\N{HORIZONTAL ELLIPSIS} and {undrawn:,} more nodes"], "other", "too many to draw"
+                [f"\N{HORIZONTAL ELLIPSIS} and {undrawn:,} more node{'s' * (undrawn != 1)}"],
+                "other",
+                "too many to draw",
             )
             for key in dict.fromkeys(ends.values()):
                 self._canvas.edge(key, more)

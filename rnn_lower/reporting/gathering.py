@@ -31,7 +31,7 @@ from rnn_lower.targeting.native_support import features
 from rnn_lower.validation import check_numbers, check_texts
 
 Failed = str
-"""The reason why a result could not be determined; it replaces the result."""
+"""The reason why there is no result; it takes the place of the result."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -220,7 +220,7 @@ def draw(model: Any, name: str | None, options: Options) -> str:
     document, _ = files.open_model(model)
     names = [node.name for node in read_nodes(document.model, document.shape_info)]
     if name is None and len(names) != 1:
-        choice = f"a drawing shows only one node; pass --node with one of {', '.join(map(repr, names[:5]))}"
+        choice = f"a drawing shows only one node; pass --node NAME with one of {', '.join(map(repr, names[:5]))}"
         raise RnnLowerError(choice if names else "there is no RNN, GRU or LSTM node to draw")
     if name is not None and name not in names:
         near = difflib.get_close_matches(name, names, 3, 0.4) or names[:3]

@@ -19,7 +19,7 @@ HEIGHT = 40
 """The height of a plot; its width is the number of steps, and the page scales it."""
 
 SMALLEST = 0.8
-"""The smallest scale of a drawing, in pixels per point; larger drawings scroll. The smallest letters are 9 points."""
+"""The minimum number of pixels per point of a drawing; larger drawings scroll. The smallest font has 9 points."""
 
 BADGES = {RIGHT: "good", WRONG: "bad", NOT_TAKEN: "plain", UNKNOWN: "open"}
 LETTERS = {"seq_length": "T", "batch_size": "N", "input_size": "I", "hidden_size": "H"}

@@ -20,7 +20,7 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.proving.model_inputs import fixed_sizes
 
 LONG_RUN = 1
-"""The run whose symbolic lengths are long enough to see an error grow (`samples.LENGTHS`)."""
+"""The run with sequences that are long enough to show how an error grows (`samples.LENGTHS`)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +108,9 @@ def _time_axes(document: Document, nodes: Sequence[RecurrentNode]) -> Mapping[st
 
 def _steps(name: str, expected: np.ndarray, actual: np.ndarray, axis: int) -> Steps:
     if expected.shape != actual.shape:
-        raise RnnLowerError(f"'{name}' has shape {expected.shape} before and {actual.shape} after")
+        raise RnnLowerError(
+            f"'{name}' has shape {expected.shape} in the original model, but shape {actual.shape} in the other model"
+        )
     wide = np.float64 if expected.dtype.kind not in "c" else np.complex128
     a, b = (np.moveaxis(array, axis, 0).astype(wide).reshape(array.shape[axis], -1) for array in (expected, actual))
     with np.errstate(all="ignore"):

@@ -31,10 +31,10 @@ _DIE_WITH_PARENT = 1
 """The number of PR_SET_PDEATHSIG in Linux."""
 
 STOP = signal.SIGUSR2 if hasattr(signal, "SIGUSR2") else signal.SIGTERM
-"""The signal that tells a child to stop; nohup and others may make a child ignore any other."""
+"""The signal that stops a child; a child may ignore any other signal, for example under nohup."""
 
 TIDYING = 200
-"""How long a child may clean up after it was told to stop, in hundredths of a second."""
+"""The time, in hundredths of a second, for a stopping child to remove the files that it has written."""
 
 
 class Ended(Exception):

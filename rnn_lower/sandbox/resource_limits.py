@@ -31,17 +31,17 @@ except ImportError:  # on Windows, which cannot fork either
     fcntl = resource = None  # type: ignore[assignment]
 
 SECONDS, BYTES = 60, 4 << 30
-"""The limits of processor time and memory for a task: hostile input may never end, or grow without bound."""
+"""The limits of processor time and memory for a task: some malicious inputs take forever, or ever more memory."""
 
 PATIENCE = 10
-"""How many times its processor time a child may take by the clock, in case it hangs on a lock of another thread. With
-this limit, a fork is possible even beside threads, which `run_in_subprocess` avoids."""
+"""The limit of wall-clock time, as a multiple of the limit of processor time: a child may hang, for example if it was
+forked while another thread had a lock. So this child may be forked beside threads, which `run_in_subprocess` avoids."""
 
 LARGE = 1 << 16
-"""The size of a task, in bytes, after which a child is not reused: it then holds much, and a fork costs little."""
+"""The size of work, in bytes, after which a child is not reused: its memory costs more than a new fork."""
 
 HEARD = ("SIGXCPU", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP")
-"""The signals that a child raises by its own fault; the parent must handle all others."""
+"""The signals that the work of a child may cause; the child blocks all others."""
 
 _LENGTH = struct.Struct("<Q")
 _DONE, _ERROR = b"+", b"-"

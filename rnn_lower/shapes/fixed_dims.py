@@ -17,10 +17,10 @@ from rnn_lower.options import Dims
 from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
 
 FIXED = "rnn_lower.fixed"
-"""Where a model keeps the values, no inputs, with declared sizes, which may be false once inputs are fixed."""
+"""The metadata key of the values, other than inputs, whose declared sizes may become wrong when inputs are fixed."""
 
 Shapes = Mapping[str, Sequence[Dim] | None]
-"""What the inputs declare, by name; None where there is no shape."""
+"""The declared shapes of the inputs, by name; None if an input declares no shape."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _resolve(inputs: Shapes, dims: Dims) -> _Fixed:
         else:
             key, dim = _parse_axis(inputs, name, size)
             if fixed.places.setdefault(key, size) != size:
-                raise RnnLowerError(f"'{name}' is set twice, as {fixed.places[key]} and as {size}")
+                raise RnnLowerError(f"'{name}' is set to two sizes, {fixed.places[key]} and {size}")
             if isinstance(dim, str) and dim not in NO_NAMES and list(inputs[key[0]] or ()).count(dim) == 1:
                 fixed.symbols.setdefault(dim, size)  # it tells what it stands for, so it is that size elsewhere too
     for (owner, axis), size in fixed.places.items():

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from rnn_lower.shapes.shape_info import ShapeInfo
 
 DEEPEST = 100
-"""How many nodes in a row are followed; each layer of a model takes about ten."""
+"""The maximum length of a chain of nodes to follow; each layer of a model takes about ten."""
 
 NESTED = 8
-"""The same for what computes one size; exporters need about five."""
+"""The maximum length of a chain of nodes that computes one size; exporters need about five."""
 
 _INT, _INTS = ir.AttributeType.INT, ir.AttributeType.INTS
 
 _NAMELESS = "\0size"
-"""With which the symbols of sizes begin that have no name."""
+"""The prefix of symbols for sizes without a name."""
 
 
 def computed_shape(value: ir.Value, shape_info: ShapeInfo) -> Sequence[Dim] | None:

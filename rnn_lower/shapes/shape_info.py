@@ -26,16 +26,16 @@ from rnn_lower.transforms.strip_weights import Shapes, inferred, outline_of, siz
 _Inferred: TypeAlias = "dict[ir.Graph | ir.Function | None, dict[str | None, onnx.ValueInfoProto]]"
 
 VERIFIED_SHAPES = "rnn_lower.verified_shapes"
-"""Where a graph of the view keeps the verified shapes of values whose declared ones were dropped, by name."""
+"""The metadata key of verified shapes, by name, of values whose declared shapes were dropped."""
 
 RESHAPES = ("Reshape", "Squeeze", "Unsqueeze")
-"""Operators that change the shape of a value alone."""
+"""Operators that change only the shape of a value."""
 
 ROUNDS = 6
-"""How often inference goes on from sizes that were computed here; a layer of a model may take one round."""
+"""The maximum number of inference rounds with newly computed sizes; a layer of a model may take one round."""
 
 NO_NAMES = ("?", "None", "none", "unknown", "-1")
-"""What exporters write for every size that they do not know, so that it names none."""
+"""Names that exporters write for every unknown size, so that equal names do not mean equal sizes."""
 
 
 class ShapeInfo:
@@ -168,8 +168,8 @@ class ShapeInfo:
         passed = {argument is not None and self.is_provided(argument) for argument in self._arguments[value]}
         if len(passed) > 1:
             raise UnsupportedError(
-                f"a function is called both with and without '{value.name}', which one lowered body cannot"
-                " handle; pass --fold to inline the function"
+                f"a function is called both with and without '{value.name}', but a single lowered body cannot handle"
+                " both; pass --fold to inline the function"
             )
         return passed != {False}
 
@@ -179,8 +179,8 @@ class ShapeInfo:
         if len(dtypes) > 1:
             names = " and ".join(sorted(dtype.name for dtype in dtypes if dtype is not None))
             raise UnsupportedError(
-                f"a function is called with '{value.name}' of the types {names}, which one lowered body cannot"
-                " handle; pass --fold to inline the function"
+                f"a function is called with '{value.name}' of the types {names}, but a single lowered body cannot"
+                " handle both; pass --fold to inline the function"
             )
         return next(iter(dtypes), None)
 

@@ -12,7 +12,7 @@ from rnn_lower.ir.walk import get_attribute
 from rnn_lower.shapes.sizes import ONE, UNKNOWN, Size, computed, linear, size
 
 LONGEST = 64
-"""Elements up to which a tensor of integers may hold sizes."""
+"""The maximum number of elements of an integer tensor that may contain sizes."""
 
 _INT, _INTS = ir.AttributeType.INT, ir.AttributeType.INTS
 
@@ -221,6 +221,6 @@ RULES: dict[str, Rule] = {
     "ConstantOfShape": _filled, "Mod": _modulo, "Min": _elementwise(_extreme(True)),
     "Max": _elementwise(_extreme(False)), "Neg": _elementwise(_negated, 1),
 }  # fmt: skip
-"""What operators make of sizes; a Shape is where these come from."""
+"""The rules of operators that compute with sizes; a Shape is the source of sizes."""
 
 ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Mod", "Min", "Max")

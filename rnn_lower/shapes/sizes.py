@@ -13,13 +13,13 @@ TIME = "\0time"
 some other way."""
 
 UNKNOWN = f"{TIME}?"
-"""With which symbols begin that are some number that depends on the length of the stream, perhaps below zero."""
+"""The prefix of symbols for numbers that depend on the length of the stream and may be negative."""
 
 CUT = " cut"
-"""The suffix of symbols for numbers of frames that differ from those of a run over the whole."""
+"""The suffix of symbols for numbers of frames that differ from those of a run over the whole sequence."""
 
 GROWS = "#grows"
-"""The symbol of a size that is another after each chunk: how many frames are held back."""
+"""The symbol of a size that changes after each chunk: the number of frames held back."""
 
 
 @dataclasses.dataclass(frozen=True)

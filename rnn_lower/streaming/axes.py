@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError, UnsupportedError
-from rnn_lower.lowering.node import Dim
+from rnn_lower.lowering.node import Dim, display_name
 from rnn_lower.modelio.document import Document
 from rnn_lower.shapes.fixed_dims import Shapes, axis_name, declared_shapes, free_dims, free_proto_dim
 from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
@@ -61,20 +61,21 @@ def outside(document: Document) -> str | None:
                 refused = refused or error
             continue
         over = {edit.read.describe() for edit in carried if isinstance(edit, Recurrence)}
-        if _is_more(work, carried, theirs) and (candidate in free or over & theirs):
+        more = _more_carried(work, carried, theirs)
+        if more and (candidate in free or over & theirs):
             if candidate in free:
                 return None
             raise RnnLowerError(
-                f"the recurrent state is already an input, but other nodes need state along {candidate}; stream along"
-                f" this axis (--time {candidate})"
+                f"the recurrent state is already an input, but {more[0].op_type} '{display_name(more[0])}' also needs"
+                f" state; pass --time {candidate} to stream along this axis"
             )
         candidates += [candidate] if theirs <= over else []
     if candidates:
         return candidates[0]
     if refused is not None:
         raise UnsupportedError(
-            f"{refused}; the recurrent state is already an input, so if no other node needs state, lower the model"
-            " instead (rnn-lower lower)"
+            f"{refused}; if only recurrent nodes need state, which is already an input, lower the model instead"
+            " (rnn-lower lower)"
         )
     return CALLS
 
@@ -110,13 +111,14 @@ def _carried(document: Document, axis: str, baked: int | None) -> list[Any]:
     return analysis.carried
 
 
-def _is_more(document: Document, carried: Sequence[Any], theirs: set[str]) -> bool:
-    """Whether the model needs a state that the caller does not carry yet."""
-    return any(
-        (isinstance(edit, CARRIED) and not (isinstance(edit, Joined) and inputs_of(document.model, edit.front)))
-        or (isinstance(edit, Recurrence) and edit.read.describe() not in theirs)
+def _more_carried(document: Document, carried: Sequence[Any], theirs: set[str]) -> list[ir.Node]:
+    """The nodes that need a state that the caller does not carry yet."""
+    return [
+        edit.read.node if isinstance(edit, Recurrence) else edit.node
         for edit in carried
-    )
+        if (isinstance(edit, CARRIED) and not (isinstance(edit, Joined) and inputs_of(document.model, edit.front)))
+        or (isinstance(edit, Recurrence) and edit.read.describe() not in theirs)
+    ]
 
 
 def _fixed_axes(document: Document) -> list[str]:

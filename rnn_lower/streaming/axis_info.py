@@ -201,7 +201,7 @@ class RuleContext:
         dtype = self.dtype(index)
         if dtype in (ir.DataType.BOOL, ir.DataType.INT16, ir.DataType.UINT16, ir.DataType.STRING):
             raise self.refuse(
-                f"it replaces the first elements of the stream, and onnxruntime has no Where for {dtype.name}"
+                f"its first frames must be masked with a Where, which onnxruntime does not have for {dtype.name}"
             )
         return dtype
 

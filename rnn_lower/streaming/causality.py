@@ -64,14 +64,16 @@ class CausalityAnalysis:
             if info.trail:
                 info = self.infos[value] = settled(info, self.delay)
             if info.axis is None and info.is_timed:
-                raise UnsupportedError(f"output '{value.name}' is the length of the stream")
+                raise UnsupportedError(
+                    f"output '{value.name}' contains the length of the stream, which is unknown within a chunk"
+                )
             if info.lead:
                 raise UnsupportedError(
                     f"output '{value.name}' is longer than the stream by {info.lead} frame{'s' * (info.lead != 1)}"
                 )
             if info.last and info.cut:
                 raise UnsupportedError(
-                    f"output '{value.name}' is the last frame of the stream, but nodes that compute it look ahead"
+                    f"output '{value.name}' is the last frame of the stream, but the nodes that compute it look ahead"
                 )
             if info.axis is not None and info.outer != size(1):
                 raise UnsupportedError(
@@ -134,7 +136,7 @@ class CausalityAnalysis:
         ctx = RuleContext(node, scope, [None if value is None else self._info_of(value) for value in node.inputs], self)
         seen = [*(info for info in ctx.inputs if info), *self.captured(node)]
         if node.domain not in DEFAULT_DOMAINS:
-            raise ctx.refuse(f"there is no streaming rule for operators of {node.domain}")
+            raise ctx.refuse(f"there is no streaming rule for operators of domain {node.domain}")
         if why := malformed(node, scope.opset):
             raise ctx.refuse(why)
         try:
@@ -164,11 +166,11 @@ class CausalityAnalysis:
             cut, opening = any(info.cut for info in seen), any(info.opening for info in seen)
             return [dataclasses.replace(info, last=last, cut=cut, opening=opening) for info in infos]
         if last:
-            raise ctx.refuse("it combines a final state with every frame")
+            raise ctx.refuse("it needs a final state or the last frame of the stream for every frame")
         if rule is None:
             raise ctx.refuse("there is no streaming rule for this operator")
         if not rule.lead and any(info.lead for info in seen):
-            raise ctx.refuse("its input has left padding")
+            raise ctx.refuse("its input has left padding, which its streaming rule does not support")
         if scope.opset < 7 and rule.operators != RULES["LSTM"].operators:
             raise ctx.refuse(f"the streaming rules need opset 7 or newer; the model has opset {scope.opset}")
         wait_for_each_other(ctx)

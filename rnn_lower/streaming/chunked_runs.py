@@ -19,7 +19,7 @@ from rnn_lower.streaming.session import Feeds, StreamingSession
 T = TypeVar("T")
 
 LONGEST = 600
-"""The limit of the remembered steps that a run covers."""
+"""The maximum number of remembered steps that a run covers."""
 
 CALLS = 6
 """The number of consecutive runs of a model that computes one step per run."""
@@ -52,8 +52,7 @@ class ChunkedRuns:
         fixed = fixed_step(self.original, self.plan)
         if fixed is not None and fixed % self.step:
             raise RnnLowerError(
-                f"chunks cannot cover a whole run, because the model has {fixed} frames, which is not a"
-                f" multiple of {self.step}"
+                f"the model has a fixed length of {fixed} frames, not a multiple of the chunk length {self.step}"
             )
         sizes = fixed_sizes(self.original.model, self.made.proto) | dict.fromkeys(
             self.plan.inputs.items(), fixed or frames

@@ -136,10 +136,10 @@ class GraphEditor:
         if self.reset is not None:
             if theirs := [state.input for state in self.states if state.first is None]:
                 raise UnsupportedError(
-                    f"reset: the caller provides state '{theirs[0]}', so only the caller can reset it"
+                    f"--reset: the caller provides state '{theirs[0]}', so only the caller can reset it; drop --reset"
                 )
             if self._rows is None:
-                raise UnsupportedError("reset: the model has no internal state to reset")
+                raise UnsupportedError("--reset: the model has no internal state to reset; drop --reset")
             self.graph.input.append(declared(self.reset, ir.DataType.BOOL, (self._rows,)))
         self._forget_lengths()
         self._insert(self.graph, self._dead())
@@ -189,12 +189,14 @@ class GraphEditor:
         if self.reset is None:
             return value
         if self.opset < 9:
-            raise UnsupportedError(f"reset needs opset 9 or newer; the model has opset {self.opset}")
+            raise UnsupportedError(f"--reset needs opset 9 or newer; the model has opset {self.opset}")
         if axis is None:
-            raise UnsupportedError(f"reset: the batch axis of state '{source}' is unknown")
+            raise UnsupportedError(f"--reset: the batch axis of state '{source}' is unknown; drop --reset")
         rows = shape[axis]
         if self._rows not in (None, rows) or len(rows.of) > 1 or (rows.of and rows.times != 1):
-            raise UnsupportedError(f"reset: the rows of state '{source}' do not match the rows of the batch")
+            raise UnsupportedError(
+                f"--reset: the rows of state '{source}' do not match the rows of the batch; drop --reset"
+            )
         self._rows = rows
         rank = [-1 if k == axis else 1 for k in range(len(shape))]
         mask = site.before.reshape(ir.Value(name=self.reset), rank, "mask")

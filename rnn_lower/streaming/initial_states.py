@@ -17,7 +17,7 @@ from rnn_lower.streaming.data_flow import inputs_of
 from rnn_lower.transforms.evaluate import evaluate as evaluate_nodes
 
 NUMBERS = (1, 2, 3, 7, 32)
-"""Values for all symbols: results must repeat the result for 1."""
+"""Trial values for all symbols; the results must repeat the result for 1."""
 
 
 class FromInput(UnsupportedError):

@@ -27,11 +27,11 @@ def count_down(work: GraphEditor, read: RecurrentNode, batch: Size) -> ir.Value:
     lengths = read.inputs["sequence_lens"]
     if work.is_nested(site):
         raise UnsupportedError(
-            f"{where}: its sequence_lens cannot be counted over chunks, because the node is in a branch"
+            f"{where}: its sequence_lens cannot be counted down from chunk to chunk, because the node is in a branch"
         )
     if work.opset < 9:
         raise UnsupportedError(
-            f"{where}: sequence_lens over chunks need opset 9 or newer; the model has opset {work.opset}"
+            f"{where}: streaming with sequence_lens needs opset 9 or newer; the model has opset {work.opset}"
         )
     name = str(lengths.name)
     if name not in work.lengths:
@@ -86,8 +86,8 @@ def _root(work: GraphEditor, value: ir.Value, owner: str) -> ir.Value:
 def _check_uses(work: GraphEditor, value: ir.Value, owner: str) -> None:
     if value.is_graph_output():
         raise UnsupportedError(
-            f"{owner}: its sequence_lens '{value.name}' is also an output of the model, although streaming"
-            " replaces them with the remaining steps"
+            f"{owner}: streaming replaces its sequence_lens '{value.name}' with the remaining steps, so this value"
+            " cannot also be an output of the model"
         )
     for user, index in value.uses():
         if user.op_type in ("Cast", "Identity"):
@@ -97,6 +97,6 @@ def _check_uses(work: GraphEditor, value: ir.Value, owner: str) -> None:
         if index != 4 or x is None or x.axis is None:
             what = f"{user.op_type} '{display_name(user)}'"
             raise UnsupportedError(
-                f"{owner}: {what} also reads its sequence_lens '{value.name}', although streaming replaces them"
-                " with the remaining steps"
+                f"{owner}: streaming replaces its sequence_lens '{value.name}' with the remaining steps, so {what}"
+                " cannot also read this value"
             )

@@ -88,7 +88,7 @@ def _rows(state: State) -> Size:
     free = [each for each in state.shape if each.of]
     if any(GROWS in each.of for each in free):
         raise UnsupportedError(
-            f"{state.node}: its state '{state.input}' grows, so it cannot be packed; drop --states packed"
+            f"{state.node}: its state '{state.input}' changes its size, so it cannot be packed; drop --states packed"
         )
     if len(free) > 1 or (free and free[0].times != 1):
         raise UnsupportedError(

@@ -81,9 +81,9 @@ def cumulative_sum(ctx: RuleContext) -> list[AxisInfo]:
     if int(axis.ravel()[0]) % x.rank != time:
         return [x.moved(time, x.sizes)]
     if ctx.attribute("reverse", 0):
-        raise ctx.refuse("it starts to sum at the end of the stream (reverse)")
+        raise ctx.refuse("it sums backward from the end of the stream (reverse)")
     if not x.is_plain:
-        raise ctx.refuse("its input has left padding, or is merged with other axes")
+        raise ctx.refuse("its input has left padding, or merges the stream with other axes")
     if ctx.opset < 11:
         raise ctx.refuse(f"it needs opset 11 or newer; the model has opset {ctx.opset}")
     mask_early(ctx, x, 0)
@@ -103,7 +103,7 @@ def resize(ctx: RuleContext) -> list[AxisInfo]:
     if ctx.opset < 11:
         raise ctx.refuse(f"its streaming rule needs opset 11 or newer; the model has opset {ctx.opset}")
     if mode not in IDENTITIES or ctx.attribute("antialias", 0):
-        raise ctx.refuse(f"the way it resizes depends on the length of the stream ({mode}, antialias)")
+        raise ctx.refuse(f"its result depends on the length of the stream (mode {mode}, or antialias)")
     if ctx.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
         raise ctx.refuse("its keep_aspect_ratio_policy must be 'stretch'")
     axes = [int(axis) % x.rank for axis in ctx.attribute("axes", range(x.rank))]
@@ -117,7 +117,7 @@ def resize(ctx: RuleContext) -> list[AxisInfo]:
         if resized is not None and (resized.number is not None or resized == x.sizes[axis]):
             shape[axis] = resized
     if ctx.may_lack_frames(x):
-        raise ctx.refuse("it resizes delayed frames, so a chunk may be empty; choose the length of chunks (--step)")
+        raise ctx.refuse("it resizes delayed frames, so a chunk may be empty; fix the chunk length (--step)")
     return [x.moved(time, shape)]
 
 
@@ -139,7 +139,7 @@ def _repeated(ctx: RuleContext, x: AxisInfo, resized: Size | None) -> AxisInfo:
     )
     nearest = ctx.attribute("mode", "nearest") == "nearest" and (coordinates, rounding) in REPEATS
     if not nearest or not times:
-        raise ctx.refuse("along the time axis, it can only repeat frames (mode 'nearest' with an integer scale)")
+        raise ctx.refuse("along the time axis, it may only repeat frames (mode 'nearest' with an integer scale)")
     x = settled(x, ctx.analysis.delay)
     if not x.is_plain or x.outer != ONE:
         raise ctx.refuse("it repeats frames that are padded or merged with other axes")
@@ -163,7 +163,7 @@ def not_channels(ctx: RuleContext) -> list[AxisInfo]:
     """Normalization with constant statistics per channel (axis 1)."""
     x = ctx.x()
     if ctx.attribute("training_mode", 0) or len([out for out in ctx.node.outputs if out.name]) > 1:
-        raise ctx.refuse("it normalizes by statistics that it computes over time")
+        raise ctx.refuse("it normalizes with statistics over time")
     if along(ctx, x) == 1:
         raise ctx.refuse("its parameters differ for each frame of the stream")
     scale = ctx.input(1)

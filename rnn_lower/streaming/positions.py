@@ -48,13 +48,13 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
     reach = max(int(offsets.max()), x.lead, indices.late - x.late + x.lead)
     late = x.late + reach - x.lead
     if indices.late < late and not ctx.analysis.delay:
-        raise ctx.refuse(f"its windows of {reach + 1} frames do not end at the last frame of its input")
+        raise ctx.refuse(f"its windows of {reach + 1} frames look ahead; delay the outputs (--delay)")
     ctx.analysis.numbered.add(ctx.node)
     if not reach and offsets.size == 1:
         ctx.edit(take_each, [x.axis + k for k in range(indices.rank) if k != axis])
     else:
         if ctx.opset < 11 and ctx.analysis.step is None:
-            raise ctx.refuse(f"it selects windows, which needs opset 11 or --step; the model has opset {ctx.opset}")
+            raise ctx.refuse(f"selecting windows needs opset 11 or newer, or --step; the model has opset {ctx.opset}")
         if late > x.late:
             ctx.carry(held(ctx, x, reach + 1, lead=x.lead, output_axis=x.axis + axis))
         ctx.edit(take_windows, x, offsets, axis, reach)

@@ -20,7 +20,7 @@ from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.interpreter import NoStepsError
 from rnn_lower.proving.model_inputs import overrides
 from rnn_lower.proving.operators import OutOfScopeError, WrongError, known
-from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED
+from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, number_of
 from rnn_lower.proving.whole_model import ModelInterpreter, inlined_document, limits_of
 from rnn_lower.streaming.chunked_runs import ChunkedRuns
 from rnn_lower.streaming.plan import Plan
@@ -68,8 +68,9 @@ class StreamProof:
         if not self.ok:
             return f"NOT PROVED: {self.result}: {self.reason or 'no chunk boundary was compared'}"
         return (
-            f"proved: {len(self.outputs)} output(s) and {len(self.states)} state(s) in {self.chunks} chunks with"
-            f" {self.borders} chunk boundaries, with a probability of error below {FAILURE**self.points:.1g}"
+            f"proved: {number_of(len(self.outputs), 'output')} and {number_of(len(self.states), 'state')} in"
+            f" {self.chunks} chunks with {self.borders} chunk boundaries, with a probability of error below"
+            f" {FAILURE**self.points:.1g}"
         )
 
     def __bool__(self) -> bool:
@@ -164,7 +165,7 @@ def _difference_of_calls(runs: ChunkedRuns, index: int, field: Field, models: Se
         if state.shape and not any(
             np.array_equal(session.state[state.input], array) for array in original.held.values()
         ):
-            return f"state '{state.input}' belongs to no node"
+            return f"the value of state '{state.input}' matches no state of the original model's nodes"
     return None
 
 

@@ -40,7 +40,7 @@ def _over_time(ctx: RuleContext, read: RecurrentNode, x: AxisInfo, batch: int) -
     if any(state is not None and (state.is_timed or state.last or state.opening) for state in states):
         raise ctx.refuse("its sequence_lens or its initial state depends on the stream")
     if len(states) > 0 and states[0] is not None and x.every != 1:
-        raise ctx.refuse("its sequence_lens count frames at a different rate from its input")
+        raise ctx.refuse("its sequence_lens count frames at a different rate than its input")
     rows, units = x.sizes[batch], size(read.hidden_size)
     if x.late and ctx.analysis.step is not None:
         if len(states) > 0 and states[0] is not None:
@@ -94,7 +94,7 @@ def scan(ctx: RuleContext) -> list[AxisInfo]:
         after = ctx.analysis.shape_info.shape(value) or (None,) * info.rank
         grows = (dim == ONE and n != 1 and (free or n is not None) for dim, n in zip(info.sizes, after, strict=False))
         if len(after) != info.rank or any(grows):  # the state would be broadcast to the rows of a sequence
-            raise ctx.refuse("the shape of a state may change in a step")
+            raise ctx.refuse("the shape of a state may change from step to step")
     shapes, dtypes = tuple(info.sizes for info in states), tuple(ctx.dtype(k) for k in range(count))
     ctx.carry(Steps(ctx.node, shapes, dtypes))
     results = [info.ended(info.sizes) for info in states]

@@ -107,7 +107,7 @@ def _check_callers(work: GraphEditor, read: RecurrentNode, initial: ir.Value) ->
                 f"{read.describe()}: other nodes or outputs also use its initial state '{initial.name}'; add a"
                 " separate input for the node"
             )
-    work.notes.append(f"{read.describe()}: its state is already the input '{initial.name}', which remains")
+    work.notes.append(f"{read.describe()}: its state is already an input, '{initial.name}', which stays as it is")
 
 
 def _leave_to_caller(work: GraphEditor, read: RecurrentNode, reason: str) -> None:
@@ -130,7 +130,7 @@ def _leave_to_caller(work: GraphEditor, read: RecurrentNode, reason: str) -> Non
         for initial in inputs_of(model, start):
             work.left.add(str(initial.name))
             work.back.setdefault(str(initial.name), (set(), read.describe()))[0].update(back)
-    work.notes.append(f"{reason}, so the caller has to feed the state back, as with the original model")
+    work.notes.append(f"{reason}, so the caller must feed the state back, as with the original model")
 
 
 def _reshaped_input(value: ir.Value) -> ir.Value | None:
@@ -151,7 +151,7 @@ def _add_final_output(work: GraphEditor, read: RecurrentNode, letter: str, initi
     if work.is_nested(site) or initial.dtype is None:
         raise UnsupportedError(
             f"{read.describe()}: the node is in a branch, and its final state is not an output; make the"
-            " state an output"
+            " final state an output of the model"
         )
     has_output = index < len(site.message.output) and site.message.output[index]
     final = site.output(index) if has_output else site.divert(f"{letter}_last", index)

@@ -124,7 +124,7 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
     name = called(original.model, streams)
     if not plan.states and not plan.left:
         text = f"; '{name}' may be the batch instead of the stream" if _nothing_runs(analysis, work) else ""
-        logger.info("no node carries a state, so the model already accepts chunks%s", text)
+        logger.info("no node needs a state, so the model already accepts chunks%s", text)
     late = tuple(text for text, x in recurrent if analysis.infos[x].late)
     return StreamedModel(Document(work.proto, work.folder), judged, plan, name, late, baked if left_outside else None)
 

@@ -91,14 +91,14 @@ class StreamingSession:
                 continue
             if any(GROWS in dim.of for dim in state.shape):
                 raise RnnLowerError(
-                    f"state '{state.input}' delays all rows by the same number of frames, so single rows cannot be"
+                    f"state '{state.input}' delays all rows by the same number of frames, so individual rows cannot be"
                     " reset; reset all rows"
                 )
             if state.rows is None:
                 raise RnnLowerError(f"the batch axis of state '{state.input}' is unknown; reset all rows")
             if state.shape and (size := state.shape[state.rows]).of and (size.times != 1 or len(size.of) > 1):
                 raise RnnLowerError(
-                    f"the batch axis of state '{state.input}' is merged with other axes, so single rows cannot be"
+                    f"the batch axis of state '{state.input}' is merged with other axes, so individual rows cannot be"
                     " reset; reset all rows"
                 )
             first = self._begin.get(state.input) if state.first is None else state.first
@@ -123,7 +123,7 @@ class StreamingSession:
         wanted = {state.input for state in self.plan.states}
         if not isinstance(arrays, Mapping):
             raise RnnLowerError(
-                f"the state is of type {type(arrays).__name__}; it must map inputs to arrays, like the value of `state`"
+                f"the state is of type {type(arrays).__name__}; it must map the names of state inputs to arrays"
             )
         if arrays and set(arrays) != wanted:
             raise RnnLowerError(
@@ -223,7 +223,7 @@ def plan_with(document: Document, states: Mapping[str, str] | None) -> Plan:
     inputs = [value.name for value in document.proto.graph.input]
     for chunk, back in states.items():
         if chunk not in inputs or back not in outputs:
-            raise RnnLowerError(f"states: the model lacks the input '{chunk}' or the output '{back}'")
+            raise RnnLowerError(f"states: the model has no input '{chunk}' or no output '{back}'")
     held = tuple(State(chunk, back, (), "", chunk, 0) for chunk, back in states.items())
     known = plan or Plan({}, dict.fromkeys(outputs, LAST), ())
     own_outputs = {name: what for name, what in known.outputs.items() if name not in states.values()}

@@ -28,7 +28,9 @@ from rnn_lower.streaming.state_caches import First
 WHOLE = 2**31 - 1
 """Ends of slices from this number on mean the end of the axis."""
 
-ATTENTION = "; attention can be streamed if it covers a fixed number of frames, taken as windows (Tensor.unfold)"
+ATTENTION = (
+    "; attention can be streamed if the graph first gathers the frames into windows of fixed length (Tensor.unfold)"
+)
 
 
 class FixedLengthError(UnsupportedError):
@@ -137,7 +139,9 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
     info = _regrouped(ctx, x, resolved)
     if ctx.may_lack_frames(x) and target[info.axis or 0].is_timed and not {size(0), size(-1)} & {*target}:
         if ctx.opset < 14 and info.axis != x.axis:
-            raise ctx.refuse("its frames are delayed, but a size of 0 in its shape has another meaning before opset 14")
+            raise ctx.refuse(
+                "its frames are delayed, so a chunk may be empty, which a Reshape supports only at opset 14 or newer"
+            )
         if ctx.opset >= 14:
             ctx.edit(change_attributes, {"allowzero": 1})
     if ctx.may_lack_frames(x) and size(-1) in copied and copied.index(size(-1)) != info.axis:
@@ -145,7 +149,7 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
         same = [k < x.rank and dim == x.sizes[k] for k, dim in enumerate(copied)]
         sizes = tuple(size(0) if dim.is_timed and same[k] else dim for k, dim in enumerate(guessed))
         if any(dim.is_timed for dim in sizes):
-            raise ctx.refuse("its frames are delayed, but -1 in its shape stands for another axis")
+            raise ctx.refuse("its frames are delayed, but the -1 in its shape stands for an axis other than time")
         ctx.edit(tell_sizes, sizes)
     return [info]
 
@@ -359,7 +363,7 @@ def _position(ctx: RuleContext, x: AxisInfo, axis: int, position: Size, is_end: 
         return more - behind if more < behind else WHOLE
     if times * x.every == -1 and not x.cut:
         return max(0, more + behind)
-    raise ctx.refuse("its slice bounds count frames at a different rate from its input")
+    raise ctx.refuse("its slice bounds count frames at a different rate than its input")
 
 
 def _is_used_by(ctx: RuleContext, operator: str, position: int = 0, axis: int | None = None) -> bool:
@@ -405,8 +409,8 @@ def _trimmed(
         return x.changed(sizes, lead=lead, trail=trail)
     if x.lead and start <= x.lead:
         raise ctx.refuse(
-            f"it removes {start} frame(s) at the start and {behind} at the end of a stream with {x.lead} frame(s) of"
-            f" left padding; it may remove at most {max(0, x.lead + x.trail)} in all"
+            f"it removes {start} + {behind} frames at the start and the end of a stream whose left padding has length"
+            f" {x.lead}; it may remove at most {max(0, x.lead + x.trail)} in all"
         )
     joined = _is_used_by(ctx, "Concat", 1, time - x.rank)
     if end and (joined or not ctx.analysis.delay):
@@ -449,8 +453,8 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
         if is_first and data.is_plain and ctx.opset >= 9:
             return [_first(ctx, data, shape)]
         if chosen is None or chosen.ravel().tolist() != [-1] or not data.is_plain:
-            text = "computed" if chosen is None else str(chosen.ravel().tolist()[:4])
-            raise ctx.refuse(f"it selects fixed frames of the stream: {text}")
+            text = "computed indices" if chosen is None else f"fixed indices, {chosen.ravel().tolist()[:4]}"
+            raise ctx.refuse(f"it selects frames of the stream by {text}")
         if data.late:
             raise ctx.refuse("it selects the last frame of a delayed value, which only a Slice ([-1:]) supports")
         return [data.ended(shape)]

@@ -173,7 +173,7 @@ class Begun(Frames):
         site = work.at(self.node)
         if work.reset is not None:
             raise UnsupportedError(
-                f"{site.owner}: it prepends the same frames to every row, so single rows cannot be reset; drop --reset"
+                f"{site.owner}: it prepends frames to all rows, so individual rows cannot be reset; drop --reset"
             )
         first, shape = filled(self.shape, self.fill, self.dtype), self.shape
         live = site.input(0) if self.opening else None
@@ -279,7 +279,7 @@ class Steps:
 
 
 KEEPS_INDICES = ("Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape", "Transpose", "Add", "Sub")
-"""Operators that map frame indices plus constants to such indices."""
+"""Operators that compute frame indices plus constants if their inputs are frame indices plus constants."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -310,7 +310,7 @@ class Position:
             )
         if work.reset is not None:
             raise UnsupportedError(
-                f"{site.owner}: it keeps one frame count for the whole batch, so single rows cannot be reset; drop"
+                f"{site.owner}: it keeps one frame count for the whole batch, so individual rows cannot be reset; drop"
                 " --reset"
             )
         state, before = work.take_state(site, "position", np.zeros(1, np.int64), (ONE,), None)
@@ -371,7 +371,7 @@ class DelayBuffer(Frames):
         site = work.at(self.node)
         if work.reset is not None:
             raise UnsupportedError(
-                f"{site.owner}: its frames are delayed, so single rows cannot be reset; drop --reset"
+                f"{site.owner}: its frames are delayed, so individual rows cannot be reset; drop --reset"
             )
         key = str(site.input(self.index).name), self.axis, self.length, self.crop
         shared = self.crop is not None and not work.is_nested(site)

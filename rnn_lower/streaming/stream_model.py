@@ -95,9 +95,9 @@ def make(document: Document, requested: StreamOptions, options: Options) -> Stre
     if options.target is not None:
         _check_made(ready.model, target)
     for name, frames in model.plan.late.items():
-        logger.info("output '%s' is delayed by %d frames", name, frames)
+        logger.info("output '%s' is delayed by %d frame%s", name, frames, "s" * (frames != 1))
     for name, frames in model.plan.warm_up.items():
-        logger.info("the first %d frames of output '%s' are the warm-up and are invalid", frames, name)
+        logger.info("output '%s' starts with %d invalid warm-up frame%s", name, frames, "s" * (frames != 1))
     native_count = sum(1 for _ in recurrent_nodes(model.document.model)) - len(records)
     return StreamResult(ready, remaining_options.dims, records, model, native_count)
 
@@ -136,8 +136,8 @@ def _refuse_empty_chunks(model: StreamedModel, target: Target) -> None:
     late = next(iter([*model.late, *grown]), None)
     if late is not None:
         raise UnsupportedError(
-            f"{late}: its frames are delayed, so a chunk may be empty, which target {target.name} has not been"
-            " shown to support; choose the length of chunks (--step)"
+            f"{late}: its frames are delayed, so a chunk may be empty, which target {target.name} is not"
+            " known to support; fix the chunk length (--step)"
         )
 
 

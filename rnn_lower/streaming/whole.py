@@ -206,7 +206,9 @@ def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) ->
     if (opset_of(model) or 0) < 9:
         raise UnsupportedError(f"a Scan over chunks needs opset 9 or newer; the model has opset {opset_of(model)}")
     if grown := next((state for state in plan.states if any(GROWS in each.of for each in state.shape)), None):
-        raise UnsupportedError(f"{grown.node}: its state '{grown.input}' has a different size after each chunk")
+        raise UnsupportedError(
+            f"{grown.node}: the size of its state '{grown.input}' changes after each chunk, which is not supported"
+        )
     graph = model.graph
     b = graph_builder(model, "whole")
     names, behind = b.names, b.body()

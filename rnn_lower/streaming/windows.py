@@ -83,9 +83,9 @@ def pooling(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("it also returns the positions of the maxima in the whole input")
     average = ctx.node.op_type == "AveragePool"
     if average and not ctx.attribute("count_include_pad", 0) and _window(ctx, x, along(ctx, x)).before:
-        raise ctx.refuse("its first frames are averages of fewer values, because count_include_pad is 0")
+        raise ctx.refuse("its first frames average fewer values, because count_include_pad is 0")
     if ctx.node.op_type == "LpPool" and _window(ctx, x, along(ctx, x)).before:
-        raise ctx.refuse("it pads over time")
+        raise ctx.refuse("it pads along the time axis")
     return _windowed(ctx, x, 0.0 if average else -np.inf)
 
 
@@ -130,14 +130,14 @@ def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
             )
         raise ctx.refuse(
             f"its input has left padding, but it removes only {window.before} frame{'s' * (window.before != 1)} at the"
-            f" start; it must remove {before}, and the padding must have at least as many"
+            f" start; both the padding and the number of removed frames must be at least {before}"
         )
     return [x.changed(shape, lead=lead, trail=trail, blame=_beyond(ctx, trail))]
 
 
 def _beyond(ctx: RuleContext, frames: int) -> str:
     text = (
-        f"it outputs {frames} frame{'s' * (frames != 1)} beyond the end of the stream; crop them, or delay the"
+        f"it outputs {frames} frame{'s' * (frames != 1)} beyond the end of the stream; crop the output, or delay the"
         " outputs (--delay)"
     )
     return str(ctx.refuse(text))
@@ -149,7 +149,7 @@ def _overlapping(ctx: RuleContext, x: AxisInfo, window: _Window, extra: int, sha
     if not x.is_plain or x.outer != ONE:
         raise ctx.refuse("its input is padded or merged with other axes")
     if ctx.may_lack_frames(x):
-        raise ctx.refuse("its input is delayed, so a chunk may be empty; choose the length of chunks (--step)")
+        raise ctx.refuse("its input is delayed, so a chunk may be empty; fix the chunk length (--step)")
     if rest < 0:
         raise ctx.refuse("it leaves gaps between its output frames")
     if window.before or window.behind:
@@ -208,10 +208,9 @@ def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
         trail, made_up = made_up, 0
     if (made_up > 0 and not ctx.analysis.delay) or (trail and window.behind):
         error = ctx.refuse(
-            f"it looks ahead by {window.behind} frame{'s' * (window.behind != 1)}, because it pads"
-            f" {window.before} before the stream and {window.behind} after it; pad"
-            f" {window.before + window.behind} before and none after"
-            " it, or delay the outputs (--delay)"
+            f"it looks ahead by {window.behind} frame{'s' * (window.behind != 1)}, because its padding is"
+            f" {window.before} before the stream and {window.behind} after it; change the padding to"
+            f" {window.before + window.behind} before and 0 after, or delay the outputs (--delay)"
         )
         if not trail:
             raise error
@@ -285,7 +284,7 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
     if (x.lead and (before or end)) or not x.is_unmerged:
         raise ctx.refuse("it pads axes that are merged with the stream, or a stream that is already padded")
     if ctx.opset < 11 or len(ctx.node.inputs) < 2 or ctx.optional(3) is not None:
-        raise ctx.refuse("this form of Pad is not supported; list the pads of all axes")
+        raise ctx.refuse("it must be a Pad of opset 11 or newer that lists the pads of all axes")
     if value is None:
         raise ctx.refuse("its padding value must be constant")
     remaining_pads = tuple(0 if position in (axis, axis + x.rank) else number for position, number in enumerate(pads))

@@ -27,7 +27,7 @@ else:
     import tomli as tomllib
 
 ALWAYS = 10**9
-"""unroll_up_to of runtimes that support only unrolled nodes."""
+"""The value of `unroll_up_to` for runtimes that support only unrolled nodes."""
 
 NOT_MEASURED = "not measured"
 """The value of `fused` for runtimes that have the recurrent operators, but whose features were not measured."""
@@ -125,13 +125,13 @@ LIMITS: dict[str, Key] = {
     "inputs": Key(_is_pair, "the smallest and the largest number of inputs, such as [2, 2]"),
     "outputs": Key(_is_pair, "the smallest and the largest number of outputs, such as [1, 4]"),
     "constant": Key(_list_of(_is_whole), "a list of the indices of inputs that must be constants, such as [1]"),
-    "variable": Key(_is_count, "the number of inputs that may be computed"),
+    "variable": Key(_is_count, "the maximum number of computed inputs"),
     "ranks": Key(_is_pair, "the smallest and the largest rank of data inputs, such as [2, 4]"),
-    "axes": Key(_list_of(_is_whole), "a list of axes, where negative axes count from the end"),
+    "axes": Key(_list_of(_is_whole), "a list of axes (negative axes count from the end)"),
     "steps": Key(_list_of(_is_whole), "a list of steps, such as [1]"),
     "elements": Key(_is_count, "the number of elements of each parameter, such as 4"),
-    "values": Key(_table_of(_is_pair), "a table with a range for each parameter, such as { min = [-inf, 0] }"),
-    "attributes": Key(_table_of(_list_of(lambda _: True)), "a table with a list of values for each attribute"),
+    "values": Key(_table_of(_is_pair), "a table of ranges by parameter, such as { min = [-inf, 0] }"),
+    "attributes": Key(_table_of(_list_of(lambda _: True)), "a table of lists of allowed values by attribute"),
     "types": Key(_list_of(_one_of(*onnx.TensorProto.DataType.keys()), 1), 'a list of element types, such as ["FLOAT"]'),
     "broadcast": _FLAG,
     "forward": _FLAG,
@@ -141,7 +141,7 @@ LIMITS: dict[str, Key] = {
 assert LIMITS.keys() == CHECKS.keys()
 
 NAMED = ("opsets", "rank", "static", "single_batch", "forms")
-"""The constraints other than operators that `sources` may list."""
+"""The keys of `sources` that are not operators."""
 
 KEYS: dict[str, Key] = {
     "summary": Key(_is_text, "a line of text", required=True),
@@ -149,7 +149,7 @@ KEYS: dict[str, Key] = {
     "source": Key(_is_text, "a line of text: the version that was measured, or the document", required=True),
     "versions": Key(_list_of(_is_text), 'a list of release lines, such as ["5"]', tuple),
     "forms": Key(
-        _list_of(_one_of(*FORMS[1:]), 1), 'a list of "scan", "loop" and "unroll" in order of preference', tuple, True
+        _list_of(_one_of(*FORMS[1:]), 1), 'a list from "scan", "loop" and "unroll", in order of preference', tuple, True
     ),
     "unroll_up_to": Key(
         lambda value: value == "always" or _is_count(value),
@@ -171,14 +171,14 @@ KEYS: dict[str, Key] = {
     "avoid": _OPERATORS,
     "fused": Key(
         lambda value: value == NOT_MEASURED or _are_features(value),
-        'a table that contains, for RNN, GRU or LSTM, lists of features under right and wrong, or "not measured"',
+        'a table of RNN, GRU or LSTM, each with the lists of features right and wrong, or "not measured"',
         _measured,
     ),
     "faster_lowered": Key(
         _table_of(_is_count, _is_op_type),
-        "a table that contains a batch size for RNN, GRU or LSTM, such as { GRU = 1 }",
+        "a table of batch sizes for RNN, GRU or LSTM, such as { GRU = 1 }",
     ),
-    "limits": Key(lambda value: isinstance(value, dict), "a table of operators"),
+    "limits": Key(lambda value: isinstance(value, dict), "a table with one table of limits for each operator"),
     "sources": Key(_table_of(_is_text), "a table of strings"),
     "slow": Key(
         lambda value: _is_speed(value) and len(value) == 2,
@@ -187,9 +187,9 @@ KEYS: dict[str, Key] = {
     ),
     "saturates": Key(
         _table_of(_is_number, _is_operator),
-        "a table that contains, for each operator, the argument beyond which its result is constant",
+        "a table of operators with the argument beyond which the result is constant, such as { Tanh = 20 }",
     ),
-    "tune": Key(_list_of(_one_of(*REWRITES)), f"a list of rewrites from {', '.join(REWRITES)}", tuple),
+    "tune": Key(_list_of(_one_of(*REWRITES)), f"a list of rewrites (available: {', '.join(REWRITES)})", tuple),
 }
 """The keys of a target file; each is a field of `OpConstraints` or of `Target`."""
 
@@ -225,9 +225,9 @@ def _errors(keys: Mapping[str, Any]) -> Iterator[str]:
     for op_type, limits in keys.get("limits", {}).items():
         table = f"limits.{op_type}"
         if not _is_operator(op_type):
-            yield f"{table}: there is no operator of this name"
+            yield f"{table}: ONNX has no operator of this name"
         if not isinstance(limits, dict):
-            yield f"{table} is {limits!r}; it must be a table of {', '.join(LIMITS)}"
+            yield f"{table} is {limits!r}; it must be a table with keys from {', '.join(LIMITS)}"
         yield from _wrong_keys(limits, LIMITS, table)
     for name in keys.get("sources", {}):
         if name not in NAMED and not _is_operator(name):

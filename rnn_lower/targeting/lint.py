@@ -61,7 +61,7 @@ class LintReport:
 
 
 Lower = Callable[[RecurrentNode], object]
-"""Lowers a recurrent node on a copy. Raises RnnLowerError if the node cannot be lowered."""
+"""Lowers a copy of a recurrent node. Raises RnnLowerError if the node cannot be lowered."""
 
 
 Mends = Callable[[], Mapping[str, tuple[str, bool]]]
@@ -120,12 +120,12 @@ def _plain(
             rule = (
                 None
                 if target.constraints.takes is None
-                else f"it supports only the operators of ONNX, not those of {node.domain}"
+                else f"only ONNX operators are supported, not those of domain {node.domain}"
             )
         else:
             rule = checker.violation(node)  # also for loops, because later nodes read their infos
             if node.op_type in LOOPS and node.op_type.lower() not in target.forms:
-                rule = f"it does not support {node.op_type}"
+                rule = f"{node.op_type} is not supported"
         if rule is not None:
             own = node.domain in DEFAULT_DOMAINS and node.op_type not in ("If", *LOOPS)
             mends = own and can_legalize(node, scope.opset, target.constraints, declared)

@@ -25,10 +25,10 @@ ACTIVATIONS = {"LSTM": ("HardSigmoid", "Relu", "Softsign"), "GRU": ("HardSigmoid
 """The activations of the feature "activations"."""
 
 LATER = ("sequence only", "named activations")
-"""Features that some runtimes were not measured with: if one is not listed as right, it is unknown, not refused."""
+"""Features that were added later: a runtime that does not list one as right may not have been measured with it."""
 
 SIZE_UNKNOWN = "an unknown size"
-"""A property that no measured model has, and that --dim removes."""
+"""A property that no measured model has; --dim removes it."""
 
 DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 
@@ -52,12 +52,12 @@ class Verdict:
 def verdict(node: RecurrentNode, table: Mapping[str, Measured], listed: bool, runtime: str) -> Verdict:
     """Return the verdict for a node without lowering. table: by operator.  listed: whether `takes` has the operator."""
     if node.is_quantized and runtime.startswith("onnxruntime"):
-        return Verdict(RIGHT, f"{node.op_type} is an operator that only onnxruntime has")
+        return Verdict(RIGHT, f"{node.op_type} is one of onnxruntime's own operators")
     measured = table.get(node.op_type)
     if measured is None:
         if listed:
             return Verdict(UNKNOWN, f"{runtime} lists {node.op_type}, but its features were not measured")
-        return Verdict(NOT_TAKEN, f"{runtime} has no {node.op_type}")
+        return Verdict(NOT_TAKEN, f"{runtime} does not have operator {node.op_type}")
     own = features(node)
     needed = ["plain", *own, "saturated", *(["everything"] if len(own) > 1 else [])]
     needed += ["Softplus saturated"] if "Softplus" in own else []
@@ -67,14 +67,14 @@ def verdict(node: RecurrentNode, table: Mapping[str, Measured], listed: bool, ru
     unknown = _unmeasured(node)
     if unknown is not None:
         works = "; fix the sizes with --dim" if unknown == SIZE_UNKNOWN else ""
-        return Verdict(UNKNOWN, f"no test model on {runtime} has {unknown}{works}")
+        return Verdict(UNKNOWN, f"{runtime} was not measured with {unknown}{works}")
     refused = [feature for feature in needed if feature not in measured.right]
     if refused and refused[0] in LATER:
         return Verdict(UNKNOWN, f"feature '{refused[0]}' of {node.op_type} was not measured as correct on {runtime}")
     if refused == ["everything"]:
         return Verdict(
             UNKNOWN,
-            f"{node.op_type} with the combination of {' and '.join(own)} was not measured as correct on {runtime}",
+            f"{node.op_type} with {' and '.join(own)} combined was not measured as correct on {runtime}",
         )
     if refused:
         return Verdict(NOT_TAKEN, f"{runtime} rejects feature '{refused[0]}' of {node.op_type}")
@@ -139,14 +139,14 @@ def _unmeasured(node: RecurrentNode) -> str | None:
         "a weight in a Constant node": any(weight.producer() is not None for weight in weights),
         "a node without hidden_size": "hidden_size" not in attributes,
         "clip 0": "clip" in attributes and node.clip is None,
-        "an LSTM with one of initial_h and initial_c": (
+        "an LSTM with only one of initial_h and initial_c": (
             node.op_type == "LSTM" and len({"initial_h", "initial_c"} & node.inputs.keys()) == 1
         ),
         "hidden_size 1": node.hidden_size == 1,
         "Y_c as the only output": _listed(node) == ["Y_c"],
         "this combination of activations": len(names) > 1 or (node.op_type != "RNN" and not names <= measured),
-        "another spelling of activations": not {name for group in names for name in group}.issuperset(spelled),
-        "the default of an activation's alpha or beta": used_numbers and not has_numbers,
+        "this spelling of an activation": not {name for group in names for name in group}.issuperset(spelled),
+        "an activation that omits its alpha or beta": used_numbers and not has_numbers,
         "an unused alpha or beta": has_numbers and not used_numbers,
     }
     return next((what for what, applies in has.items() if applies), None)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rnn_lower.lowering.node import RecurrentNode
 
 LARGE = 20_000
-"""The number of unrolled nodes in a model from which most runtimes load it slowly."""
+"""The number of unrolled nodes above which most runtimes load a model slowly."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Target:
     fused: for each recurrent operator, the features that run correctly without lowering and those that are silently
     wrong.
     unmeasured: whether it has the recurrent operators, although their features have not been measured.
-    faster_lowered: for each recurrent operator, the batch size from which the lowered node was measured to be faster.
+    faster_lowered: for each recurrent operator, the batch size from which lowering it was measured to be faster.
     empty: whether it was shown to run tensors without elements, and a Loop without trips.
     path: the path of its file.
     slow: the number of unrolled steps above which loading is slow, and the measured seconds for an LSTM at T = 400.
@@ -75,7 +75,7 @@ class Target:
         listed = self.unmeasured or (self.constraints.takes is not None and node.op_type in self.constraints.takes)
         measured = verdict(node, self.fused, listed, f"{self.name} ({self.source.partition(';')[0]})")
         if measured.kind == RIGHT and not self._as_fast(node):
-            return dataclasses.replace(measured, why=f"{measured.why}; the lowered node was measured to be faster")
+            return dataclasses.replace(measured, why=f"{measured.why}; lowering it was measured to be faster")
         return measured
 
     def keeps(self, node: RecurrentNode) -> bool:
@@ -120,7 +120,7 @@ class Target:
             yield f"source of {what}", source
         if self.slow is not None:
             steps, seconds = self.slow
-            yield "loading", f"slow above {steps} unrolled steps: {seconds:g} s for an LSTM of 400 steps"
+            yield "loading", f"slow above {steps} unrolled steps; {seconds:g} s for an LSTM of 400 steps"
 
     def choose(self, node: RecurrentNode, opset: int) -> str:
         """The form for a node if no form is requested."""
@@ -132,7 +132,7 @@ class Target:
     def why(self, node: RecurrentNode, form: str) -> str:
         """The reason for the choice of this form, for display."""
         if form not in ("unroll", self.forms[0]):
-            return f"{self.forms[0]} does not work for this node"
+            return f"form {self.forms[0]} does not work for this node"
         if form == "unroll" and self.forms == ("unroll",):
             return f"{self.name} supports no other form"
         if form == "unroll" and node.static_length == 1:
@@ -140,7 +140,7 @@ class Target:
         if self.path == Path():
             return "canonical"
         return (
-            f"short sequence of {node.static_length} steps; {self.name} unrolls up to {self.unroll_up_to}"
+            f"the sequence has only {node.static_length} steps; sequences of up to {self.unroll_up_to} are unrolled"
             if form == "unroll"
             else f"the fastest form on {self.name}"
         )
@@ -163,7 +163,7 @@ class Target:
             forms = tuple(name for name in self.forms if name != "scan")
             requirements.append(Requirement(what, forms=forms, opsets=(since, last)))
         if form == "unroll" and node.static_length is None:
-            what = f"form unroll needs a known sequence length, but here it is {node.format_size('seq_length')}"
+            what = f"form unroll needs a known sequence length, but this one is {node.format_size('seq_length')}"
             forms = tuple(name for name in possible if name != form)
             requirements.append(Requirement(what, forms=forms, sizes=("seq_length",)))
         if not first <= opset <= last:
@@ -172,16 +172,16 @@ class Target:
         if form not in self.forms:
             requirements.append(Requirement(f"{text} does not support form {form}", forms=possible or self.forms))
         elif form == "scan" and not self.scan_captures and _captures(node):
-            what = f"{text} does not support weights that are computed or cast outside of a Scan"
+            what = f"{text} does not support a Scan whose weights are computed or cast outside of its body"
             requirements.append(Requirement(what, forms=possible))
         if self.constraints.static and node.static_length is None:
-            what = f"{text} needs a known sequence length, but here it is {node.format_size('seq_length')}"
+            what = f"{text} needs a known sequence length, but this one is {node.format_size('seq_length')}"
             requirements.append(Requirement(what, sizes=("seq_length",)))
         if self._known_batch and node.static_batch is None:
-            what = f"{text} needs a known batch size, but here it is {node.format_size('batch_size')}"
+            what = f"{text} needs a known batch size, but this one is {node.format_size('batch_size')}"
             requirements.append(Requirement(what, sizes=("batch_size",)))
         elif self.single_batch and node.static_batch != 1:
-            what = f"{text} supports only a batch size of 1, but here it is {node.static_batch}"
+            what = f"{text} supports only a batch size of 1, not {node.static_batch}"
             requirements.append(Requirement(what, export="with a batch size of 1 or a symbolic batch size"))
         return requirements
 
@@ -197,7 +197,7 @@ class Target:
         if together != emitted:
             message += f" ({together:,} in all)"
         if self.slow is not None:
-            message += f"; {self.name} needed {self.slow[1]:g} s to load an LSTM of 400 steps in a measurement"
+            message += f"; in a measurement, {self.name} took {self.slow[1]:g} s to load an LSTM unrolled to 400 steps"
         return f"{message}; shorten the sequence{', or use --form scan' if 'scan' in self.forms else ''}"
 
 

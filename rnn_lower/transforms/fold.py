@@ -24,20 +24,20 @@ from rnn_lower.transforms.inline import inlined
 from rnn_lower.transforms.strip_weights import without_annotations
 
 MARK = "rnn_lower.index"
-"""The metadata that identifies a node of the copy after inlining and folding."""
+"""The metadata key that identifies a node of the copy after inlining and folding."""
 
 SMALL = ("ConstantOfShape", "Transpose", "Expand", "Tile")
-"""Operators that onnxscript does not fold, so that constants do not grow; those of shapes stay small."""
+"""Operators that onnxscript does not fold, so that constants do not grow; constants of shapes are small."""
 
 
 FEW = 1 << 20
-"""The largest constant, in elements, to which operators that enlarge their input are folded."""
+"""The maximum number of elements of a folded result that is larger than its operands."""
 
 LIMIT = 1 << 28
-"""The largest constant, in elements, to which weights are folded on request."""
+"""The maximum number of elements of a weight that is folded on request."""
 
 FOLDED = "rnn_lower.folded"
-"""The metadata of a model in which `fold` changed other nodes; the prover compares it with the folded original."""
+"""The metadata key of a model in which `fold` changed other nodes, too; it is compared with the folded original."""
 
 
 def fold(model: ir.Model) -> None:
@@ -53,7 +53,7 @@ def fold(model: ir.Model) -> None:
             run_in_subprocess(_fold_here, model)
         _fold_here(model)
     except Ended as end:
-        raise RnnLowerError(f"the process that folds constants ended ({end}); drop --fold") from None
+        raise RnnLowerError(f"the process that folds constants died ({end}); drop --fold") from None
     except (RnnLowerError, MemoryError):
         raise
     except Exception as error:

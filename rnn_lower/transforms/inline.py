@@ -14,7 +14,7 @@ from rnn_lower.ir.walk import plain_imports
 from rnn_lower.lowering.node import OPERATORS
 
 Name = tuple[str, str]
-"""The domain and name of a function; overloads share them."""
+"""The domain and the name of a function; all overloads share this key."""
 
 
 def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -104,8 +104,9 @@ def _say_defaults(model: onnx.ModelProto, names: set[Name]) -> None:
 def _check(result: onnx.ModelProto) -> None:
     nodes = {node for called in _calls(result.functions).values() for node in called}
     if any(domain in DEFAULT_DOMAINS and op_type in OPERATORS for domain, op_type in nodes):
-        names = ", ".join(f"{domain}.{name}" for domain, name in map(_key, result.functions))
+        names = [f"{domain}.{name}" for domain, name in map(_key, result.functions)]
+        subject = f"function {names[0]} imports" if len(names) == 1 else f"functions {', '.join(names)} import"
         raise UnsupportedError(
-            f"function {names} does not have the model's opset, so it cannot be inlined; convert the model first"
+            f"{subject} a different opset than the model, which prevents inlining; convert the model first"
             " (rnn-lower lower --opset N)"
         )

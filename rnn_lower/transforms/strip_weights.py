@@ -17,23 +17,23 @@ from rnn_lower.ir.walk import is_quantized
 from rnn_lower.sandbox.resource_limits import run_with_limits
 
 SHOWN = 4096
-"""Tensors up to this many bytes keep their data: shape inference and converters read axes and shapes from them."""
+"""The maximum size, in bytes, of tensors that keep their data: shape inference reads axes and shapes from them."""
 
 NO_FILE = "rnn_lower.stripped/no/file"
-"""The data file that larger tensors of an outline refer to; nothing reads it."""
+"""The external location of larger tensors in a model without weights; this file is never read."""
 
 UNSEEN = "rnn_lower.unseen"
-"""Marks the nodes of an outline that lack an attribute; only the original message represents them completely."""
+"""The metadata key of nodes without a required attribute; only their own NodeProto can represent them."""
 
 FOLLOWING = {"seconds": 5, "size": 1 << 29}
-"""The limits of data propagation, in which onnx 1.23 counts sizes one by one, however large they are."""
+"""Limits for following shape data: onnx 1.23 counts sizes one by one, however large they are."""
 
 Shapes = Mapping[str, "tuple[int, Sequence[int | str | None]]"]
-"""The element type and the sizes of values, by name."""
+"""The element type and the sizes of the axes of each value, by name."""
 
 _A = onnx.AttributeProto
 _UNSEEN = (_A.SPARSE_TENSOR, _A.SPARSE_TENSORS, _A.TYPE_PROTO, _A.TYPE_PROTOS)
-"""Attributes that lowering ignores and that onnx_ir cannot always read."""
+"""Attributes that lowering does not need and that onnx_ir cannot always read."""
 
 
 def outline(proto: onnx.ModelProto, folder: Path | None = None) -> onnx.ModelProto:

@@ -18,7 +18,7 @@ from rnn_lower.tune.scan_step import last_operation_outside, product_per_activat
 from rnn_lower.tune.weights import weights_in_body
 
 Rewrite: TypeAlias = Callable[[GraphBuilder, Sequence[ir.Node]], dict[ir.Value, ir.Value]]
-"""Rewrites the nodes of a builder; returns the replaced values with their replacements."""
+"""Rewrites the nodes of a builder; returns the new value for each replaced value."""
 
 REWRITES: Mapping[str, Rewrite | None] = {
     "batch_directions": batch_directions,
@@ -28,7 +28,7 @@ REWRITES: Mapping[str, Rewrite | None] = {
     "guard_empty_scan": guard_empty_scan,
     "weights_in_body": None,
 }
-"""By name, in the order in which they apply. The last one needs all nodes of a model, see `weights_in_body`."""
+"""The rewrites by name, in the order of application. The last one needs all nodes of a model (`weights_in_body`)."""
 
 
 def tune(b: GraphBuilder, names: Sequence[str], results: Sequence[ir.Value]) -> list[ir.Value]:

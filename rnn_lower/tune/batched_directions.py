@@ -26,7 +26,7 @@ LARGEST_STATE = 64
 """The largest state (batch size * hidden size) for which one Scan was faster than two."""
 
 USUAL_ROWS = 2
-"""The batch size to reckon with if it is unknown."""
+"""The batch size that is assumed if it is unknown."""
 
 
 def batch_directions(b: GraphBuilder, nodes: Sequence[ir.Node]) -> dict[ir.Value, ir.Value]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 SHORT = 5
-"""The body size up to which a rewrite costs more than it saves in 64 steps: an RNN."""
+"""The body size up to which a rewrite costs more than it saves in 64 steps: that of an RNN."""
 
 
 def is_short(loop: ir.Node) -> bool:

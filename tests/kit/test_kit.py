@@ -117,7 +117,7 @@ def test_a_target_is_proposed_and_right(kit, tmp_path):
     again = rnn_lower.report_kit(tmp_path / "again", tmp_path / "better")
     assert again.ok
     assert again.failing == again.unexplained == ()
-    assert f"{2 * len(FEATURES)} of {2 * len(FEATURES)} lowered models right" in again.proposal
+    assert f"{2 * len(FEATURES)} of {2 * len(FEATURES)} lowered models are right" in again.proposal
     for case in FEATURES.values():
         model, feeds = build(case)
         lowered = rnn_lower.lower(model, target=str(proposed))
@@ -226,7 +226,7 @@ def test_nothing_right_proposes_nothing(tmp_path, capsys):
     assert {case.limit for case in read_manifest(kit).cases} == {0.01}
     command = ["kit-report", str(kit), "--run", "false {model} {outputs}", "-o", str(tmp_path / "t.toml")]
     assert cli.main(command) == cli.DIFFERENT
-    assert "no target is proposed because no lowered model returned the expected outputs" in capsys.readouterr().out
+    assert "no target was proposed, because no lowered model returned the expected outputs" in capsys.readouterr().out
     assert not (tmp_path / "t.toml").exists()
 
 

@@ -203,7 +203,7 @@ def test_targets(target):
     if target in RUN_BY:
         close(run_onnxruntime(rnn_lower.lower(model, target=target, as_function=True), feeds), expected(case))
     else:
-        with pytest.raises(rnn_lower.RnnLowerError, match="has not been shown to run function calls"):
+        with pytest.raises(rnn_lower.RnnLowerError, match="is not known to run function calls"):
             rnn_lower.lower(model, target=target, as_function=True)
 
 

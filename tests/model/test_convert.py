@@ -172,7 +172,7 @@ def test_where_a_resized_pixel_comes_from(op, before, scales, mode, after):
     )
     if mode == "nearest" and scales == "smaller":
         with pytest.raises(
-            rnn_lower.UnsupportedError, match="leaves undefined which of two equally near neighbors it picks"
+            rnn_lower.UnsupportedError, match="does not define which of two equally near neighbors it picks"
         ):
             rnn_lower.lower(trial[1], opset=after)
     else:

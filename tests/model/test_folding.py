@@ -156,7 +156,7 @@ def test_folding_that_ends_the_process(monkeypatch):
     monkeypatch.setattr(child_process, "may_fork", lambda: True)
     monkeypatch.setattr(fold._optimizer(), "fold_constants", fold_constants)
     model, _ = build(Case("LSTM", 14, T=5))
-    with pytest.raises(rnn_lower.RnnLowerError, match=r"the process that folds constants ended \(SIGABRT\); drop fold"):
+    with pytest.raises(rnn_lower.RnnLowerError, match=r"the process that folds constants died \(SIGABRT\); drop fold"):
         rnn_lower.lower(model, fold=True)
 
 
@@ -312,7 +312,7 @@ def test_what_folding_would_lose_is_not_folded_unasked(held, caplog):
     )  # fmt: skip
     with caplog.at_level("INFO", "rnn_lower"):
         rnn_lower.lower(zeros_of_the_batch(), target="tidl", dims={"batch": 1})
-    assert "folded constants, because target tidl needs sizes that the model computes" in caplog.text
+    assert "folded constants, because target tidl needs static sizes, but the model computes" in caplog.text
 
 
 def test_each_constant_of_a_folded_lowering_counts():

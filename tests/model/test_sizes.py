@@ -110,7 +110,7 @@ def padded() -> onnx.ModelProto:
 def test_folding_finds_sizes_that_inference_does_not():
     model = padded()
     with pytest.raises(
-        rnn_lower.UnsupportedError, match=r"length, but here it is unknown; use .*, or add dims=.*samples.*512"
+        rnn_lower.UnsupportedError, match=r"length, but this one is unknown; use .*, or add dims=.*samples.*512"
     ):
         rnn_lower.lower(model, form="unroll")
     lowered = rnn_lower.lower(model, form="unroll", dims={"samples": 100})

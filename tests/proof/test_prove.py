@@ -153,7 +153,8 @@ def test_one_unit_in_one_bias_is_found_in_its_gate(place):
     assert node.verdict == "not equal"
     assert not node.ok
     assert (
-        f"'Y' differs first at step 0 of the forward direction, gate {'iofc'[place // 3]}, with 4 steps" in node.reason
+        f"'Y' differs first at step 0 of the forward direction, gate {'iofc'[place // 3]}, with seq_length 4"
+        in node.reason
     )
 
 
@@ -192,7 +193,10 @@ def test_what_reads_something_else_is_wrong():
     for node in lowered.graph.node:
         node.input[:] = ["minus" if name == "initial_h" and node.metadata_props else name for name in node.input]
     (node,) = rnn_lower.prove(model, lowered).nodes
-    assert (node.verdict, node.reason) == ("not equal", "it reads 'minus', which is not an input of the node")
+    assert (node.verdict, node.reason) == (
+        "not equal",
+        "the lowered node reads 'minus', which is not an input of the original node",
+    )
 
 
 def test_what_nothing_computes_is_wrong():
@@ -201,7 +205,7 @@ def test_what_nothing_computes_is_wrong():
     for node in lowered.graph.node:
         node.output[:] = ["gone" if name == "Y_h" else name for name in node.output]
     lowered.graph.output.pop()
-    assert rnn_lower.prove(model, lowered).nodes[0].reason == "no node computes 'Y_h'"
+    assert rnn_lower.prove(model, lowered).nodes[0].reason == "no lowered node computes 'Y_h'"
 
 
 @pytest.mark.parametrize(
@@ -311,7 +315,10 @@ def test_a_part_beyond_the_end_is_not_looked_at():
 
 def test_a_very_long_sequence_is_out_of_scope():
     (node,) = proof(Case("RNN", T=20_000, N=1, I=1, H=1)).nodes
-    assert (node.verdict, node.reason) == ("out of scope", "the sequence has 20000 steps; the limit is 10000")
+    assert (node.verdict, node.reason) == (
+        "out of scope",
+        "the sequence has 20000 steps; the limit of the proof is 10000",
+    )
 
 
 @pytest.mark.parametrize("T", [1, 6, 9, 14])

@@ -146,7 +146,7 @@ def test_fewer_frames_are_repeated_to_as_many(scale, late):
     if late:
         with pytest.raises(
             rnn_lower.UnsupportedError,
-            match=r"Resize 'Resize3' in main graph cannot run chunk by chunk: .*choose the length",
+            match=r"Resize 'Resize3' in main graph cannot run chunk by chunk: .*fix the chunk length",
         ):
             rnn_lower.stream(model, axis="T", delay=True)
     else:

@@ -183,7 +183,7 @@ def test_models_with_their_states_outside_are_left_so(name, states, options, sha
     path = shared / "models" / f"{name}.onnx"
     caplog.set_level("INFO", "rnn_lower")
     made = rnn_lower.stream(path, **options)
-    assert "so the caller has to feed the state back, as with the original model" in caplog.text
+    assert "so the caller must feed the state back, as with the original model" in caplog.text
     assert [out.name for out in made.graph.output] == [out.name for out in onnx.load(path).graph.output]
     same_with_states(made, path, states)
 
@@ -191,7 +191,10 @@ def test_models_with_their_states_outside_are_left_so(name, states, options, sha
 def test_a_state_outside_is_not_taken_for_all_there_is(shared):
     """Nothing tells whether its convolutions need a cache, so it is not called a stream; lowered it serves."""
     path = shared / "models" / "gtcrn_stream.onnx"
-    with pytest.raises(rnn_lower.UnsupportedError, match=r"if no other node needs state, lower the model"):
+    with pytest.raises(
+        rnn_lower.UnsupportedError,
+        match=r"if only recurrent nodes need state, which is already an input, lower the model",
+    ):
         rnn_lower.stream(path)
     states = {name: f"{name}_out" for name in ("conv_cache", "tra_cache", "inter_cache")}
     same_with_states(rnn_lower.lower(onnx.load(path)), path, states)

@@ -87,7 +87,7 @@ def test_lengths_that_serve_something_else_too(used):
         model.graph.node.append(helper.make_node("Neg", [source], ["less"], name="negative"))
     elem = TensorProto.INT32 if used == "itself" else TensorProto.FLOAT
     model.graph.output.append(helper.make_tensor_value_info("wide" if used == "output" else "less", elem, ["N"]))
-    with pytest.raises(rnn_lower.UnsupportedError, match="replaces them with the remaining steps"):
+    with pytest.raises(rnn_lower.UnsupportedError, match="with the remaining steps, so"):
         rnn_lower.stream(model, axis="T")
 
 
@@ -118,7 +118,7 @@ def test_a_state_of_the_callers_stays_one(caplog):
     model, feeds = build(Case("GRU", dynamic=True, optional=("initial_h",)))
     caplog.set_level("INFO", "rnn_lower")
     made = rnn_lower.stream(model, axis="T")
-    assert "its state is already the input 'initial_h', which remains" in caplog.text
+    assert "its state is already an input, 'initial_h', which stays as it is" in caplog.text
     assert [value.name for value in made.graph.input] == ["X", "initial_h"]
     close(list(in_chunks(made, feeds, [2, 1, 2]).values()), run_onnxruntime(model, feeds))
 
@@ -161,7 +161,7 @@ def test_parts_of_a_state_are_the_callers(caplog):
     caplog.set_level("INFO", "rnn_lower")
     model, feeds = stacked(computed=False)
     session = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="T"), states={"h": "n"})
-    assert "so the caller has to feed the state back, as with the original model" in caplog.text
+    assert "so the caller must feed the state back, as with the original model" in caplog.text
     parts = [session.run({"x": feeds["x"][:2], "h": feeds["h"]})["y"], session.run({"x": feeds["x"][2:]})["y"]]
     close([np.concatenate(parts)], run_onnxruntime(model, feeds)[:1])
 

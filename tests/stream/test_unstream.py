@@ -109,7 +109,7 @@ def test_runs_of_one_step(tmp_path, capsys):
             {"axis": "x[1]"},
             "the model's metadata already names the axes of the frames",
         ),
-        (policy, {"states": {"h": "nothing"}}, "the model lacks the input 'h' or the output 'nothing'"),
+        (policy, {"states": {"h": "nothing"}}, "the model has no input 'h' or no output 'nothing'"),
     ],
 )
 def test_is_refused(model, options, words):

@@ -58,5 +58,5 @@ def report_kit(
     elif results_folder is not None:
         outcomes = judging.read_results(kit, known, results_folder)
     else:
-        raise RnnLowerError("pass either results or a command to run: --results FOLDER or --run COMMAND")
+        raise RnnLowerError("pass either --results FOLDER or --run COMMAND")
     return make_report(kit, known, outcomes)

@@ -12,7 +12,7 @@ from rnn_lower import untrusted
 from rnn_lower.errors import RnnLowerError
 
 SCHEMA = 1
-"""The schema version of manifest.json; it changes if a field is removed or changes its meaning."""
+"""The schema version of manifest.json; it increases when a field is removed or its meaning changes."""
 
 NAME = "manifest.json"
 TARGET = "target.toml"
@@ -92,12 +92,12 @@ def read_manifest(folder: Path) -> Manifest:
             tuple(Refused(**entry) for entry in text["refused"]),
         )  # fmt: skip
     except OSError as error:
-        text = f"{error.strerror or error}; write a kit first: rnn-lower kit -o {folder} --target RUNTIME"
+        text = f"{error.strerror or error}; write a kit first (rnn-lower kit -o {folder} --target RUNTIME)"
         raise RnnLowerError(f"{path}: cannot be read: {text}") from None
     except untrusted.UNSOUND as error:
         if isinstance(error, RnnLowerError):
             raise
-        raise RnnLowerError(f"{path}: not the manifest of a kit; write the kit again") from None
+        raise RnnLowerError(f"{path}: not a valid kit manifest; write the kit again") from None
 
 
 def _case(row: Mapping[str, Any]) -> KitCase:
@@ -118,5 +118,5 @@ def _tensor(row: Mapping[str, Any]) -> Tensor:
 def _inside(path: Any) -> str:
     """Return a path of the manifest. Raises RnnLowerError if it leaves the kit's folder."""
     if not isinstance(path, str) or "\\" in path or path.startswith("/") or ".." in path.split("/") or ":" in path:
-        raise RnnLowerError(f"the manifest names {path!r}, which is outside the kit; write the kit again")
+        raise RnnLowerError(f"the manifest refers to {path!r}, which is outside the kit; write the kit again")
     return path

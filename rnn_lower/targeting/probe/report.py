@@ -19,7 +19,7 @@ REFUSED = "refused"
 """The constraints of the target prevent the lowering."""
 
 CARRIERS = ("Scan", "Loop")
-"""Operators that implement a form: if they fail, the form is not supported."""
+"""Operators that implement a form; if one of them fails, the runtime does not support the form."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ class KitReport:
         text = collections.Counter(
             why for row in self.results.values() for state, why in row.values() if state == ERROR
         )
-        return [f"{why} ({times} times)" for why, times in text.most_common()]
+        return [f"{why} ({times} {'time' if times == 1 else 'times'})" for why, times in text.most_common()]
 
     def count(self, form: str) -> str:
         """Return the number of each outcome in a form, as text."""
@@ -68,7 +68,8 @@ class KitReport:
 def count_outcomes(outcomes: Iterable[Outcome]) -> str:
     """Return the number of each outcome, as text."""
     states = [state for state, _ in outcomes]
-    text = f"{states.count(RIGHT)} right, {states.count(WRONG)} silently wrong, {states.count(ERROR)} error"
+    errors = states.count(ERROR)
+    text = f"{states.count(RIGHT)} right, {states.count(WRONG)} silently wrong, {errors} error{'s' * (errors != 1)}"
     return f"{text}, {states.count(REFUSED)} refused" if REFUSED in states else text
 
 
@@ -122,9 +123,9 @@ def _propose(
     tried = [state for state in tried if state != REFUSED]
     proposed = {key: value for key, value in keys.items() if key not in ("versions", "slow", "fused", "takes", "avoid")}
     proposed |= {
-        "summary": f"proposed from a kit for {manifest.target}: {', '.join(forms)}",
+        "summary": f"proposed from the results of a kit for {manifest.target}: {', '.join(forms)}",
         "status": "measured",
-        "source": f"kit of {manifest.made_by}: {tried.count(RIGHT)} of {len(tried)} lowered models right",
+        "source": f"kit of {manifest.made_by}: {tried.count(RIGHT)} of {len(tried)} lowered models are right",
         "forms": forms,
         "static_batch": True,
     }
@@ -143,7 +144,7 @@ def _propose(
 def _remarks(unexplained: tuple[tuple[str, str], ...]) -> Iterator[str]:
     yield "# Tested only with known sizes, in float32 and at one opset.\n"
     for feature, form in unexplained:
-        yield f"# This failed, and no operator explains the failure: {feature} ({form})\n"
+        yield f"# {feature} ({form}) failed, although each of its operators also occurs in a correct model.\n"
 
 
 def fused_tables(rows: Mapping[str, Outcome]) -> dict[str, dict[str, list[str]]]:

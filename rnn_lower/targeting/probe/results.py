@@ -21,7 +21,7 @@ from rnn_lower.targeting.probe.manifest import KitCase, Manifest, Tensor
 RIGHT, WRONG, ERROR = "right", "wrong", "error"
 
 Outcome = tuple[str, str]
-"""One of the above; for WRONG with the difference, for ERROR with the reason."""
+"""An outcome with details: the difference for WRONG, the reason for ERROR."""
 
 PLACES = ("{model}", "{inputs}", "{outputs}")
 
@@ -49,7 +49,7 @@ def read_results(folder: Path, manifest: Manifest, results: Path) -> dict[str, O
         example = manifest.cases[0]
         names = f"{example.outputs[0].name}.npy"
         text = f"{results / example.case / names} or {results / example.case}.npz"
-        raise RnnLowerError(f"{results}: found no results; the outputs of each case are expected as {text}")
+        raise RnnLowerError(f"{results}: no results found; the outputs of each case are expected as {text}")
     return {case.case: _judged(folder, case, results) for case in manifest.cases}
 
 
@@ -82,7 +82,7 @@ def _words(command: str) -> list[str]:
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise RnnLowerError(f"--run {command}: {str(error).lower()}; quote the command as in a shell") from None
+        raise RnnLowerError(f"--run {command}: {str(error).lower()}; quote its words as in a shell") from None
     for placeholder in ("{model}", "{outputs}"):
         if not any(placeholder in word for word in words):
             raise RnnLowerError(
@@ -90,7 +90,7 @@ def _words(command: str) -> list[str]:
                 f" {' '.join(PLACES)}'"
             )
     if shutil.which(words[0]) is None:
-        raise RnnLowerError(f"--run {words[0]}: cannot be started: no such program")
+        raise RnnLowerError(f"--run {words[0]}: program not found")
     return words
 
 
@@ -101,7 +101,7 @@ def _run(words: list[str], folder: Path, case: KitCase, results: Path, seconds: 
     try:
         outputs.mkdir(parents=True)
     except OSError as error:
-        why = f"{error.strerror or error}; name a new folder for --results"
+        why = f"{error.strerror or error}; name a new or empty folder for --results"
         raise RnnLowerError(f"{outputs}: cannot be written: {why}") from None
     with tempfile.TemporaryFile() as text:
         try:

@@ -29,7 +29,7 @@ from rnn_lower.targeting.probe.manifest import FUSED, TARGET, KitCase, Manifest,
 from rnn_lower.targeting.probe.onenode import Case, build
 
 LIMIT = 1e-4
-"""The largest absolute difference, in float32, that counts as right."""
+"""The largest absolute difference in float32 that counts as correct."""
 
 
 README = """# Conformance kit for {name}
@@ -61,7 +61,7 @@ def write(folder: Path, target: Target, only: Sequence[str] = (), limit: float =
         raise RnnLowerError(f"--limit is {limit:g}; it must be more than 0")
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise RnnLowerError(f"{folder}: exists already; name a new folder")
+            raise RnnLowerError(f"{folder}: already exists and is not empty; name a new or empty folder")
         staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:
             manifest = _write_all(staging, target, chosen, limit)
@@ -78,9 +78,9 @@ def _chosen(only: Sequence[str]) -> list[str]:
     for pattern in only:
         if not fnmatch.filter(FEATURES, pattern):
             near = difflib.get_close_matches(pattern, FEATURES, 3, 0.4)
-            text = f"'{next(iter(FEATURES))}' is one of the {len(FEATURES)} features"
+            text = f"there are {len(FEATURES)} features, such as '{next(iter(FEATURES))}'"
             text = f"similar: {', '.join(map(repr, near))}" if near else text
-            raise RnnLowerError(f"--include {pattern}: no feature has this name; {text}")
+            raise RnnLowerError(f"--include {pattern}: no feature matches this pattern; {text}")
     return [name for name in FEATURES if not only or any(fnmatch.fnmatchcase(name, wanted) for wanted in only)]
 
 
@@ -92,7 +92,7 @@ def _write_all(root: Path, target: Target, chosen: Sequence[str], limit: float) 
     for feature in chosen:
         case = suited(FEATURES[feature], target)
         if case is None:
-            refused.append(Refused(feature, FUSED, f"target {target.name} supports no opset that has this feature"))
+            refused.append(Refused(feature, FUSED, f"no opset that target {target.name} supports has this feature"))
             continue
         for written in _of_feature(root, feature, case, target, limit):
             (cases if isinstance(written, KitCase) else refused).append(written)  # type: ignore[arg-type]
