@@ -326,5 +326,5 @@ def _runtime(
         return Runtime(*native, f"{trial.replace(f'target {name}', 'it')}; {mend}", False)
     record = trial.get((node.name, node.path))
     if record is None:
-        return Runtime(*native, "its loop is unrolled", True)
+        return Runtime(*native, "the loop of this node is unrolled", True)
     return Runtime(*native, f"{record.emitted:,} nodes, {record.form}", True)
