@@ -127,7 +127,7 @@ def test_alike_nodes_share_a_section():
     model, _ = build(Case("GRU", place="if"))
     report = rnn_lower.report(model)
     assert [len(kind.ones) for kind in report.kinds] == [2]
-    assert page_of(report).text.count("2 GRU nodes alike") == 1
+    assert page_of(report).text.count("2 equivalent GRU nodes") == 1
 
 
 @pytest.mark.parametrize("place", ["loop", "function"])
