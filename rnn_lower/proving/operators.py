@@ -425,7 +425,7 @@ def _squeeze(call: Call) -> Array:
 def _unsqueeze(call: Call) -> Array:
     axes = call.parameter("axes", 1)
     if axes is None:
-        raise WrongError(f"{call.label} lacks axes")
+        raise WrongError(f"the axes of {call.label} are missing")
     return np.expand_dims(call[0], tuple(axes))
 
 
