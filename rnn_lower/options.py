@@ -53,8 +53,8 @@ class Options:
     )
     fold: bool = _option(
         False,
-        "first fold the constants of the whole model and inline functions that depend on the call site;"
-        " automatic if the target needs static sizes and the model computes sizes",
+        "before lowering, fold the constants of the whole model and inline functions that depend on the call site;"
+        " automatic if the target needs static sizes, but the model computes some at run time",
     )
     keep_native: bool = _option(
         False, "do not lower nodes that the target was measured to run correctly and at least as fast as lowered nodes"

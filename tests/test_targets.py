@@ -63,7 +63,7 @@ def emitted(model: onnx.ModelProto) -> set[str]:
         ("single_batch = 1", "single_batch is 1; it must be true or false"),
         ("limits = 3", "limits is 3; it must be a table with one table of limits for each operator"),
         ("limits.Klip.steps = [1]", "limits.Klip: ONNX has no operator of this name"),
-        ("limits.Clip = 3", "limits.Clip is 3; it must be a table with keys from inputs, outputs, constant"),
+        ("limits.Clip = 3", "limits.Clip is 3; it must be a table with some of the keys inputs, outputs, constant"),
         ("limits.Clip.low = 3", "limits.Clip: unknown key 'low'; known keys: inputs, outputs, constant"),
         ("limits.Concat.inputs = [3, 2]", "limits.Concat.inputs is [3, 2]; it must be the s"),
         ("limits.Clip.values = { min = 0 }", "limits.Clip.values is {'min': 0}; it must be a table of ranges"),

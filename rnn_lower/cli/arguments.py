@@ -377,7 +377,7 @@ def _counterexample(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--counterexample",
         metavar="X.npz",
-        help="if the models differ, save inputs for which their outputs differ in this file",
+        help="if the models differ, write inputs for which they differ to this file",
     )
 
 

@@ -47,7 +47,7 @@ from rnn_lower.tune import tune, weights_in_body
 logger = logging.getLogger("rnn_lower")
 
 MASKING = ("Where", "Less", "Greater", "Range")
-"""Operators that only sequence_lens that are unknown before run time need."""
+"""Operators that are needed only if sequence_lens is unknown before run time."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -274,7 +274,7 @@ def _cast(call: Call) -> Array:
         return call.field.integers(x)
     whole = call.field.small(x) if x.dtype == np.uint64 else x.astype(np.int64)
     if whole is None or not (dtype.is_integer() or dtype == ir.DataType.BOOL):
-        raise OutOfScopeError(f"{call.label} casts computed floats to {dtype.name}")
+        raise OutOfScopeError(f"{call.label} casts computed floats to {dtype.name}, which is not supported")
     if not dtype.is_integer():
         return np.asarray(whole != 0)
     return np.asarray(whole.astype(dtype.numpy()).astype(np.int64))  # a narrow type wraps
@@ -430,7 +430,7 @@ def _squeeze(call: Call) -> Array:
 def _unsqueeze(call: Call) -> Array:
     axes = call.parameter("axes", 1)
     if axes is None:
-        raise WrongError(f"{call.label} lacks axes")
+        raise WrongError(f"the axes of {call.label} are missing")
     return np.expand_dims(call[0], tuple(axes))
 
 

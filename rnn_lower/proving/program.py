@@ -137,7 +137,7 @@ class Program(Graph):
                 continue
             known.update(zip((output for output in node.outputs if output.name), results, strict=True))
             if node.op_type in ARITHMETIC and all(map(_is_finite, operands)) and not all(map(_is_finite, results)):
-                raise WrongError(f"{node.op_type} '{node.name}' does not compute finite numbers from constants")
+                raise WrongError(f"{node.op_type} '{node.name}' computes NaN or infinity from finite constants")
 
     def _collect_compared(self, node: ir.Node, known: Mapping[ir.Value | None, np.ndarray]) -> None:
         """Update the largest compared integer: an operand of COMPARE, or the number of rows of a table of integers."""

@@ -213,7 +213,7 @@ class Proof:
         shown = self.changed if verbose else self.changed[:MOST_CHANGES]
         lines += [f"unexpected change: {change}" for change in shown]
         if len(shown) < len(self.changed):
-            lines.append(f"and {len(self.changed) - len(shown)} more changes; pass -v to list them")
+            lines.append(f"and {number_of(len(self.changed) - len(shown), 'more change')}; pass -v to list all changes")
         return [*lines, *_counterexample(self.counterexample)]
 
     @property

@@ -48,8 +48,8 @@ def quantization_overrides(
     for product in findings.products:
         if product.scope.lies_in("Scan") or product.scope.lies_in("Loop"):
             raise UnsupportedError(
-                f"product '{product.node.name}' is in {product.scope.path}, which static quantizers do not"
-                " process; lower with form='unroll', or use rnn_lower.quantize"
+                f"{product.node.op_type} '{product.node.name}' is in {product.scope.path}, which static quantizers"
+                " do not process; lower with form='unroll', or use rnn_lower.quantize"
             )
     observed = [] if calibration is None else observed_ranges(document, calibration, fed_back)
     ranges = tied_ranges(findings, observed, cell)

@@ -48,7 +48,7 @@ def quantize(
     types = {"weights": weights, "activations": activations, **({"cell": cell} if findings.cells and cell else {})}
     _check_opset(default_opset(document.model.opset_imports) or 0, types, per_channel)
     if any(product.scope.in_function for product in findings.products):
-        raise UnsupportedError("products in functions cannot be quantized; lower the model without as_function")
+        raise UnsupportedError("matrix products in functions cannot be quantized; lower the model without as_function")
     observed = observed_ranges(document, calibration, fed_back)
     for value, product in zip(findings.values(), observed, strict=True):
         if product is None:
@@ -96,7 +96,7 @@ def _check_opset(opset: int, types: dict[str, str], per_channel: bool) -> None:
         )
     if opset >= FIRST_OF_16_BITS and types["activations"] == "int8":  # its optimizer makes the model invalid
         raise UnsupportedError(
-            f"onnxruntime 1.32 does not support products of int8 activations at opset {opset}; choose"
+            f"onnxruntime 1.32 does not support matrix products of int8 activations at opset {opset}; choose"
             " 'uint8', or lower "
             f"with opset={FIRST_OF_16_BITS - 1}"
         )

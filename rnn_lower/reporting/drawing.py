@@ -289,7 +289,7 @@ def _short(name: str | None) -> str:
 
 def _sizes(shape: ir.Shape | ir.ShapeProtocol) -> str:
     sizes = [str(dim) if isinstance(dim, int) else str(dim.value or "?") for dim in shape]
-    return "\N{MULTIPLICATION SIGN}".join(sizes) if sizes else "one number"
+    return "\N{MULTIPLICATION SIGN}".join(sizes) if sizes else "scalar"
 
 
 def _cut(text: str) -> str:

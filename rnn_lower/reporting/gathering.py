@@ -323,8 +323,8 @@ def _runtime(
     if isinstance(trial, str):
         for one in ones:
             trial = trial.replace(f"{one.node.describe()}: ", "")
-        return Runtime(*native, f"{trial.replace(f'target {name}', 'it')}; {mend}", False)
+        return Runtime(*native, f"{trial.replace(f'target {name}', 'the target')}; {mend}", False)
     record = trial.get((node.name, node.path))
     if record is None:
-        return Runtime(*native, "its loop is unrolled", True)
+        return Runtime(*native, "the loop of this node is unrolled", True)
     return Runtime(*native, f"{record.emitted:,} nodes, {record.form}", True)

@@ -165,7 +165,7 @@ def not_channels(ctx: RuleContext) -> list[AxisInfo]:
     if ctx.attribute("training_mode", 0) or len([out for out in ctx.node.outputs if out.name]) > 1:
         raise ctx.refuse("it normalizes with statistics over time")
     if along(ctx, x) == 1:
-        raise ctx.refuse("its parameters differ for each frame of the stream")
+        raise ctx.refuse("its parameters differ from frame to frame")
     scale = ctx.input(1)
     if scale.shape is None or scale.rank != 1:  # spatial=0, before opset 9
         raise ctx.refuse("it must have exactly one mean and one variance for each channel")
@@ -244,7 +244,7 @@ def quantize(ctx: RuleContext) -> list[AxisInfo]:
     """Quantization with one scale, or one per index of an axis other than the stream axis."""
     x, scale = ctx.x(), ctx.input(1)
     if scale.shape is None or (scale.rank and scale.sizes != (size(1),) and ctx.axis(1, x.rank) == along(ctx, x)):
-        raise ctx.refuse("its scales differ for each frame of the stream")
+        raise ctx.refuse("its scales differ from frame to frame")
     if scale.rank > 1:
         raise ctx.refuse("it uses blocked quantization")
     return [x]

@@ -102,12 +102,12 @@ def range_(ctx: RuleContext) -> list[AxisInfo]:
     line = None if limit is None else linear(limit, in_stream=True)
     first, step = (None if number is None else number.number for number in (start, delta))
     if limit is None or line is None or first is None or step is None or step < 1:
-        raise ctx.refuse("its range does not count all frames")
+        raise ctx.refuse("its range must contain one number for each frame")
     (times, more), count = line, Size(line[0] / step, (TIME,))
     rounded = count.times.denominator == 1 and -step < more - first <= 0
     late = 0 if rounded else first - more
     if times <= 0 or 1 not in (count.times.numerator, count.times.denominator) or late < 0 or (late and step > 1):
-        raise ctx.refuse("its range does not count all frames")
+        raise ctx.refuse("its range must contain one number for each frame")
     source = next(iter(ctx.analysis.streams.items()))
     ctx.carry(Position(ctx.node, ctx.dtype(0), ctx.analysis.numbered, source, count, first, step))
     offsets = np.array([first]) if step == 1 and ctx.dtype(0).is_integer() else None

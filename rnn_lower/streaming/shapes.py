@@ -402,7 +402,7 @@ def _trimmed(
     end, trail = max(0, behind - x.trail), max(0, x.trail - behind)
     lead = x.lead - start - end
     if (x.lead or x.trail) and not x.is_unmerged:
-        raise ctx.refuse("it slices an axis that combines frames with other dimensions")
+        raise ctx.refuse("it slices an axis that merges frames with other axes")
     if lead >= 0:
         if end != behind:
             _keep_ranges(ctx, {**cut, time: (start, -end if end else WHOLE, 1)})

@@ -36,7 +36,7 @@ NO_TARGET = Target(
     "no target",
     "the canonical graph: any operator of the opset; a Scan, or a Loop at opsets without Scan",
     "measured",
-    "the ONNX operator text",
+    "the ONNX specification of the operators",
     ("scan", "loop", "unroll"),
 )
 """The target if none is named."""
@@ -227,7 +227,7 @@ def _errors(keys: Mapping[str, Any]) -> Iterator[str]:
         if not _is_operator(op_type):
             yield f"{table}: ONNX has no operator of this name"
         if not isinstance(limits, dict):
-            yield f"{table} is {limits!r}; it must be a table with keys from {', '.join(LIMITS)}"
+            yield f"{table} is {limits!r}; it must be a table with some of the keys {', '.join(LIMITS)}"
         yield from _wrong_keys(limits, LIMITS, table)
     for name in keys.get("sources", {}):
         if name not in NAMED and not _is_operator(name):

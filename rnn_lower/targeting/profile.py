@@ -120,7 +120,7 @@ class Target:
             yield f"source of {what}", source
         if self.slow is not None:
             steps, seconds = self.slow
-            yield "loading", f"slow above {steps} unrolled steps; {seconds:g} s for an LSTM of 400 steps"
+            yield "loading", f"slow above {steps} unrolled steps ({seconds:g} s for an LSTM of 400 steps)"
 
     def choose(self, node: RecurrentNode, opset: int) -> str:
         """The form for a node if no form is requested."""

@@ -1747,7 +1747,7 @@ NOT_CAUSAL = {
     "transposed conv of a length": "its padding along the time axis depends on the length of the stream (output_shape)",
     "transposed conv of what is padded": "its input is padded or merged with other axes",
     "every second frame of what is padded": "it selects frames of a value that is padded, delayed or merged with other axes",
-    "positions from the last one": "its range does not count all frames",
+    "positions from the last one": "its range must contain one number for each frame",
     "rows of a table from the second on": "it must select exactly one row of a table for each frame",
     "conv with too much padding": "it pads more frames before the stream than its window covers",
     "strides padded automatically": "its padding along the time axis depends on the length of the stream (auto_pad SAME_UPPER)",

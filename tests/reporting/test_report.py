@@ -127,7 +127,7 @@ def test_alike_nodes_share_a_section():
     model, _ = build(Case("GRU", place="if"))
     report = rnn_lower.report(model)
     assert [len(kind.ones) for kind in report.kinds] == [2]
-    assert page_of(report).text.count("2 GRU nodes alike") == 1
+    assert page_of(report).text.count("2 equivalent GRU nodes") == 1
 
 
 @pytest.mark.parametrize("place", ["loop", "function"])
@@ -147,7 +147,7 @@ def test_nothing_to_lower():
 def test_nodes_that_are_left():
     report = rnn_lower.report(build(Case("GRU"))[0], op_types="LSTM")
     assert [node.op_type for node in report.kept] == ["GRU"]
-    assert "Left as they are" in page_of(report).text
+    assert "Kept nodes" in page_of(report).text
 
 
 def test_what_cannot_be_run_is_told():
