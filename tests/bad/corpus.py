@@ -454,13 +454,13 @@ def bad_types() -> Iterator[Bad]:
     for holder in HOLDERS:
         yield Bad(f"sequence_lens INT64 as {holder}", reshaped("sequence_lens", (2,), holder, dtype=np.int64), "sequence_lens has type INT64; it must be INT32")
         yield Bad(f"W of halves as {holder}", reshaped("W", (1, 16, 3), holder, dtype=np.float16), "element types differ: X is FLOAT, W is FLOAT16")
-        yield Bad(f"R of integers as {holder}", reshaped("R", (1, 16, 4), holder, dtype=np.int8), "R is of type INT8; it must be one of FLOAT")
+        yield Bad(f"R of integers as {holder}", reshaped("R", (1, 16, 4), holder, dtype=np.int8), "R has type INT8; it must be one of FLOAT")
         yield Bad(f"initial_h of doubles as {holder}", reshaped("initial_h", (1, 2, 4), holder, dtype=np.float64), "element types differ: X is FLOAT, initial_h is DOUBLE")
     yield Bad("sequence_lens FLOAT", reshaped("sequence_lens", (2,), "input", dtype=np.float32), "sequence_lens has type FLOAT; it must be INT32")
-    yield Bad("B of truth values", reshaped("B", (1, 8), "initializer", "RNN", dtype=np.bool_), "B is of type BOOL; it must be one of FLOAT")
+    yield Bad("B of truth values", reshaped("B", (1, 8), "initializer", "RNN", dtype=np.bool_), "B has type BOOL; it must be one of FLOAT")
     yield Bad("P of doubles", reshaped("P", (1, 12), "constant", dtype=np.float64), "element types differ: X is FLOAT, P is DOUBLE")
-    yield Bad("X of integers", reshaped("X", (5, 2, 3), "input", "GRU", dtype=np.int64), "X is of type INT64; it must be one of FLOAT")
-    yield Bad("X of texts", changed(lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", TensorProto.STRING)), "X is of type STRING; it must be one of FLOAT")
+    yield Bad("X of integers", reshaped("X", (5, 2, 3), "input", "GRU", dtype=np.int64), "X has type INT64; it must be one of FLOAT")
+    yield Bad("X of texts", changed(lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", TensorProto.STRING)), "X has type STRING; it must be one of FLOAT")
     yield Bad("Y declared as DOUBLE", changed(lambda m: setattr(m.graph.output[0].type.tensor_type, "elem_type", TensorProto.DOUBLE)), "element types differ: X is FLOAT, Y is DOUBLE")
     yield Bad("X of an unknown type", changed(lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", 99)), "has the unknown element type 99")
 # fmt: on
@@ -1364,7 +1364,7 @@ def bad_kits() -> Iterator[Bad]:
     yield Bad("run in open quotes", with_kit("--run", "true '{model} {outputs}"), ": no closing quotation; quote its words as in a shell", "--run")
     yield Bad("run what is not there", with_kit("--run", "no-such-program {model} {outputs}"), "--run no-such-program: program not found", "--run")
     yield Bad("run in no time", with_kit("--run", "true {model} {outputs}", "--timeout", "0"), "--timeout is 0; it must be more than 0 seconds", "--timeout")
-    yield Bad("run over results", with_kit("--run", "true {model} {outputs}", *results, change=lambda folder: (folder / "results" / "RNN_plain.fused").touch()), ": cannot be written: File exists; name a new folder for --results", "results")
+    yield Bad("run over results", with_kit("--run", "true {model} {outputs}", *results, change=lambda folder: (folder / "results" / "RNN_plain.fused").touch()), ": cannot be written: File exists; name a new or empty folder for --results", "results")
     yield Bad("target of another ending", with_kit(*results, "-o", "FOLDER/mine.txt"), "a target file needs the extension .toml; use -o NAME.toml", "mine.txt")
 
 
@@ -1938,7 +1938,7 @@ def _calls() -> Iterator[BadCall]:
     for name, (given, words) in {
         "body of no version": ({"version": 2}, "version 2 of GRU is unknown; known versions: 1, 3, 7, 14, 22"),
         "body of an older opset": ({"version": 7, "opset": 8}, "a function body needs opset 9 or newer, not 8, because it uses the current versions of Scan and Loop"),
-        "body of another version": ({"opset": 9}, "GRU has version 7 at opset 9, not 14"),
+        "body of another version": ({"opset": 9}, "GRU has version 7 at opset 9, not version 14"),
         "body of the future": ({"opset": NEWEST + 1}, f"opset {NEWEST + 1} is unknown; the installed onnx supports opsets up to {NEWEST}"),
         "body with peepholes": ({"inputs": ("X", "W", "R", "P")}, "GRU has no input 'P'; it has X, W, R, B, sequence_lens, initial_h"),
         "body with a cell": ({"outputs": ("Y_c",)}, "GRU has no output 'Y_c'; it has Y, Y_h"),
@@ -1956,7 +1956,7 @@ def _calls() -> Iterator[BadCall]:
         "body in a domain of 3": ({"domain": 3}, "domain is 3; it must be a string"),
         "body with one text": ({"outputs": "Y"}, "outputs is 'Y'; it must be a list or tuple of names"),
         "body without a size": ({"hidden_size": None}, "attribute 'hidden_size' is None, which is not a valid attribute value"),
-        "body of very many steps": ({"seq_length": 10**9, "form": "unroll"}, "unrolling 1000000000 steps emits more than 1000000000 nodes, but the limit (max_nodes) allows only 200000 more; use form scan or loop"),
+        "body of very many steps": ({"seq_length": 10**9, "form": "unroll"}, "unrolling 1000000000 steps emits more than 1000000000 nodes, but the limit allows only 200000 more (max_nodes); use form scan or loop"),
     }.items():
         yield BadCall(name, functools.partial(rnn_lower.function_body, **{"op_type": "GRU", "version": 14, "hidden_size": 4, **given}), words)
     yield BadCall("inlining that stumbles", lambda: _hard_to_inline(), "inlining functions failed (a reason); drop fold")

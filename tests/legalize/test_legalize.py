@@ -110,7 +110,7 @@ def test_what_has_no_equivalent_stays(tmp_path):
 
 
 def test_legalize_all_needs_a_target():
-    with pytest.raises(rnn_lower.RnnLowerError, match="name the target"):
+    with pytest.raises(rnn_lower.RnnLowerError, match='add target="RUNTIME"'):
         rnn_lower.lower(build(Case("GRU"))[0], legalize_all=True)
 
 

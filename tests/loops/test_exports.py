@@ -101,7 +101,7 @@ def test_raising_without_a_loop_writes_nothing(tmp_path, capsys):
     onnx.save(model, tmp_path / "in.onnx")
     assert cli.main(["raise", str(tmp_path / "in.onnx"), str(tmp_path / "out.onnx")]) == cli.DIFFERENT
     assert not (tmp_path / "out.onnx").exists()
-    assert "nothing written: the model contains no loop" in capsys.readouterr().out
+    assert "nothing was written: the model contains no loop" in capsys.readouterr().out
 
 
 def test_states_are_listed_by_the_names_of_their_sizes(tmp_path, capsys):
