@@ -87,6 +87,10 @@ def _slice(call: Call) -> str:
     starts, ends, axes, steps = (
         call.parameter(name, k) for k, name in enumerate(("starts", "ends", "axes", "steps"), 1)
     )
+    lists = [numbers for numbers in (starts, ends, axes, steps) if numbers is not None]
+    on_axes = {axis % call[0].ndim for axis in axes or ()}
+    if len(set(map(len, lists))) != 1 or len(on_axes) != len(axes or ()):
+        raise WrongError(f"{call.label} has lists of different lengths, or repeats an axis")
     if (starts, steps) == ([-1], [-1]) and ends is not None and max(ends) <= -(1 << 31):
         return ""
     for index, axis in enumerate(range(len(starts or ())) if axes is None else axes):
@@ -94,6 +98,20 @@ def _slice(call: Call) -> str:
         if not (-size <= start <= size and -size <= end <= size):
             return f"{call.label} slices from {start} to {end}, but the axis has only size {size}"
     return f"{call.label} has steps, which are not supported" if steps is not None else ""
+
+
+def _transpose(call: Call) -> str:
+    perm = call.attribute("perm")
+    if perm is not None and sorted(perm) != [*range(call[0].ndim)]:
+        raise WrongError(f"{call.label} has the perm {list(perm)} for {call[0].ndim} axes")
+    return ""
+
+
+def _constant_of_shape(call: Call) -> str:
+    value = call.attribute("value")
+    if value is not None and list(value.shape) != [1]:
+        raise WrongError(f"{call.label} has a value of shape {list(value.shape)} instead of [1]")
+    return ""
 
 
 def _tile(call: Call) -> str:
@@ -105,7 +123,7 @@ def _tile(call: Call) -> str:
 USES: dict[str, Callable[[Call], str]] = {
     **dict.fromkeys(("Add", "Div", "Greater", "Less", "Max", "Min", "Mul", "Sub"), _binary),
     "Abs": _float, "Cast": _cast, "Clip": _clip, "Conv": _conv, "MatMul": _matmul, "Neg": _float,
-    "Slice": _slice, "Tile": _tile,
+    "Slice": _slice, "Tile": _tile, "Transpose": _transpose, "ConstantOfShape": _constant_of_shape,
 }  # fmt: skip
 """Checks that return the reason why a use is out of scope, or "". They raise WrongError if no runtime supports it."""
 
@@ -116,10 +134,10 @@ VECTORS = {
 """The inputs that must have rank 1, by index; numpy accepts others, too."""
 
 EMITTED = {
-    *USES, *WITH_BODIES, "Concat", "Constant", "ConstantOfShape", "Elu", "Exp", "Gather", "Gemm",
+    *USES, *WITH_BODIES, "Concat", "Constant", "Elu", "Exp", "Gather", "Gemm",
     "HardSigmoid", "Identity", "LeakyRelu", "Log", "NonZero", "Range", "Reciprocal", "Relu",
     "Reshape", "Shape", "Sigmoid", "Softplus", "Softsign", "Split", "Squeeze", "Tanh", "ThresholdedRelu",
-    "Transpose", "Unsqueeze", "Where",
+    "Unsqueeze", "Where",
 }  # fmt: skip
 """The operators that lowering may emit."""
 
@@ -153,6 +171,10 @@ class EmittedInterpreter(Interpreter):
 
     def _execute(self, node: ir.Node) -> Sequence[Array]:
         results = super()._execute(node)
+        if node.op_type in ("Add", "Sub") and results[0].dtype == np.int64 and np.abs(results[0]).max(initial=0) >> 31:
+            raise OutOfScopeError(f"{node.op_type} '{node.name}' computes integers of more than 31 bits")
+        if node.op_type in WITH_BODIES and len(results) != len(node.outputs):
+            raise WrongError(f"{node.op_type} '{node.name}' has {len(node.outputs)} outputs instead of {len(results)}")
         if self.recorded is not None:
             self.recorded += [result for result in results if result.dtype == np.uint64]
         return results

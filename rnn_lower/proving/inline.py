@@ -52,9 +52,12 @@ def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.
         least = max(least, ir_version_of(opset))
     result.ir_version = min(after.ir_version, least)
     if result.ir_version < 4:  # IR version 3 requires weights among the inputs, IR version 4 does not
-        inputs = {value.name for value in after.graph.input} | {tensor.name for tensor in after.graph.initializer}
-        del result.graph.input[:]
-        result.graph.input.extend(value for value in before.graph.input if value.name in inputs)
+        own, weights = {value.name: value for value in after.graph.input}, {t.name for t in after.graph.initializer}
+        known = [value for value in before.graph.input if value.name in own or value.name in weights]
+        if [value.name for value in known if value.name in own] == list(own):
+            inputs = [own.get(value.name, value) for value in known]
+            del result.graph.input[:]
+            result.graph.input.extend(inputs)
     return result
 
 

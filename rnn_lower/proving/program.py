@@ -14,6 +14,7 @@ from rnn_lower.proving.emitted import COMPARE, EMITTED
 from rnn_lower.proving.interpreter import Graph
 from rnn_lower.proving.operators import OutOfScopeError, WrongError
 from rnn_lower.transforms.evaluate import evaluate_node
+from rnn_lower.transforms.strip_weights import UNSEEN
 
 ARITHMETIC = ("Add", "Div", "Exp", "Log", "Mul", "Neg", "Reciprocal", "Sub")
 MOST_FOLDED = 1 << 20
@@ -91,7 +92,9 @@ class Program(Graph):
             (schema.min_output, node.outputs, schema.max_output),
         )
         wrong = malformed(node, self.opset)
-        if unknown := unknown_attributes(node, self.opset):
+        if UNSEEN in node.metadata_props:
+            wrong = "it has an attribute of a type that no emitted node has"
+        elif unknown := unknown_attributes(node, self.opset):
             wrong = f"opset {self.opset} does not allow attribute '{min(unknown)}'"
         elif not all(least <= len(values) <= most for least, values, most in counts):
             wrong = f"opset {self.opset} does not allow {len(node.inputs)} inputs"

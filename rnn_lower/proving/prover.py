@@ -40,7 +40,7 @@ from rnn_lower.proving.model_inputs import fixed_sizes
 from rnn_lower.proving.node_proof import Task, prove_node
 from rnn_lower.proving.program import read_by
 from rnn_lower.proving.report import DIFFERENT, NodeProof, Proof
-from rnn_lower.proving.whole import prove_whole, rewrites_loops
+from rnn_lower.proving.whole import prove_whole, raises, rewrites_loops
 from rnn_lower.sandbox.resource_limits import one_child
 from rnn_lower.shapes.fixed_dims import axis_name
 from rnn_lower.transforms.fold import is_folded
@@ -86,7 +86,7 @@ def _prove(source: Document, lowered: Document, points: int, seed: int, deadline
 
 def _prove_whole(before: Document, after: Document, points: int, seed: int, deadline: float) -> Proof:
     """The proof that two models compute the same, and that nothing but their nodes and weights differs."""
-    proof = prove_whole(before, after, points, seed, deadline)
+    proof = prove_whole(before, after, points, seed, deadline, exact_sizes=raises(before.model, after.model))
     changed = model_diff.frame_changes((before.proto, before.folder), (after.proto, after.folder))
     return dataclasses.replace(proof, changed=(*proof.changed, *changed))
 

@@ -47,18 +47,25 @@ INTEGER_DRAWS, LARGE_DRAWS, NUMBER_DRAWS = 12, 16, 8
 
 def rewrites_loops(before: ir.Model, after: ir.Model) -> bool:
     """Whether `after` lacks a loop of `before`, or has recurrent nodes that `before` lacks."""
-    old_keys, new_keys = _repeating(before), _repeating(after)
-    gone = any(key[0] in LOOPS for key in old_keys - new_keys)
-    return gone or any(key[0] in OP_TYPES for key in new_keys - old_keys)
+    gone = any(key[0] in LOOPS for key in _repeating(before) - _repeating(after))
+    return gone or raises(before, after)
+
+
+def raises(before: ir.Model, after: ir.Model) -> bool:
+    """Whether `after` has recurrent nodes that `before` lacks."""
+    return any(key[0] in OP_TYPES for key in _repeating(after) - _repeating(before))
 
 
 def _repeating(model: ir.Model) -> set[tuple[str, tuple[str | None, ...]]]:
     """The recurrent nodes and the loops that rnn_lower did not emit, by operator and outputs."""
-    chosen = (node for node, _ in nodes(model) if node.domain in DEFAULT_DOMAINS)
-    return {
-        (node.op_type, tuple(value.name for value in node.outputs)) for node in chosen
-        if node.op_type in OP_TYPES or (node.op_type in LOOPS and NODE_MARK not in node.metadata_props)
-    }  # fmt: skip
+    chosen = [node for node, _ in nodes(model) if node.domain in DEFAULT_DOMAINS]
+    recurrent = [node for node in chosen if node.op_type in OP_TYPES and any(map(_is_read, node.outputs))]
+    loops = [node for node in chosen if node.op_type in LOOPS and NODE_MARK not in node.metadata_props]
+    return {(node.op_type, tuple(value.name for value in node.outputs)) for node in (*recurrent, *loops)}
+
+
+def _is_read(value: ir.Value) -> bool:
+    return bool(value.uses()) or value.is_graph_output()
 
 
 def prove_whole(
@@ -142,7 +149,10 @@ class _Comparison:
         self.integers = [str(v.name) for v in inputs if v.dtype is not None and v.dtype.is_integer()]
         self.flows = [IntegerFlow(model) for model in self.models]
         raised = {key[0] for key in _repeating(self.models[1]) - _repeating(self.models[0])} & {*OP_TYPES}
-        self.lengths = exact_sizes or bool(raised)
+        gone = _repeating(self.models[0]) - _repeating(self.models[1])
+        reading = (node for node, _ in recurrent_nodes(self.models[0]) if len(node.inputs) > 4 and node.inputs[4])
+        replaced = any((node.op_type, tuple(out.name for out in node.outputs)) in gone for node in reading)
+        self.lengths = exact_sizes or bool(raised) or replaced
         self.narrow = {value.dtype for node in recurrent if (value := node.inputs[0]) and value.dtype}
         self.count, self.outcomes, self.ran = 0, dict[ir.Node, set[bool]](), list[Mapping[str, int]]()
         self.undefined: list[Mapping[str, int]] = []

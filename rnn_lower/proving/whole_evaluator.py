@@ -183,7 +183,11 @@ class WholeEvaluator(ModelInterpreter):
             return self._unknown(node, operands)
         is_cast = own and node.op_type in CASTS and operands[0] is not None and operands[0].dtype == np.uint64
         goals = (*WIDE, *self.narrow) if NODE_MARK in node.metadata_props else WIDE
-        narrows = is_cast and self._goal(node) not in goals
+        source = node.inputs[0] if is_cast else None
+        from_double = source is not None and self._shape_info.dtype(source) == ir.DataType.DOUBLE
+        narrows = is_cast and (
+            self._goal(node) not in goals or (from_double and self._goal(node) != ir.DataType.DOUBLE)
+        )
         try:
             if not narrows:  # narrowing rounds
                 return super()._results(node)

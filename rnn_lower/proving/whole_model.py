@@ -75,7 +75,7 @@ class ModelInterpreter(Interpreter):
 
     def _recurrent(self, node: ir.Node) -> list[Array]:
         self._defined(self._operands(node))
-        dtype = node.inputs[0].dtype if node.inputs[0] is not None else None
+        dtype = None if node.inputs[0] is None else self._document.shape_info.dtype(node.inputs[0])
         read, over = equations.read(node, dtype or ir.DataType.FLOAT), arithmetic(self.field)
         named = zip(equations.INPUTS, node.inputs, strict=False)
         arrays: dict[str, Any] = {name: self._value(value) for name, value in named if value is not None and value.name}

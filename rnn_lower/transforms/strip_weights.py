@@ -13,7 +13,8 @@ import onnx_ir as ir
 
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
-from rnn_lower.ir.walk import is_quantized
+from rnn_lower.ir.walk import is_quantized, opset_of
+from rnn_lower.options import OP_TYPES
 from rnn_lower.sandbox.resource_limits import run_with_limits
 
 SHOWN = 4096
@@ -90,11 +91,41 @@ def without_annotations(proto: onnx.ModelProto, hints: Shapes | None = None) -> 
         for node in filter(is_quantized, holder.node):
             node.op_type, node.domain = "LSTM", ""  # whose sizes inference knows; it reads X and hidden_size
             del node.input[8:]
+    for root in (copy, *copy.functions):
+        if (opset_of(root) or 14) < 14:
+            for holder in protobuf.graphs_in(copy.graph if root is copy else root):
+                _without_layout(holder)
     outputs = {info.name: info for info in copy.graph.output}
     for name, (dtype, shape) in (hints or {}).items():
         text = onnx.helper.make_tensor_value_info(name, types.get(name) or dtype, shape)
         outputs[name].CopyFrom(text) if name in outputs else copy.graph.value_info.append(text)
     return copy
+
+
+def _without_layout(holder: protobuf.Holder) -> None:
+    """Transpose X and the outputs of recurrent nodes instead of a layout, which inference ignores below opset 14."""
+    if not any(map(_has_layout, holder.node)):
+        return
+    new: list[onnx.NodeProto] = []
+    for node in holder.node:
+        if not _has_layout(node):
+            new.append(node)
+            continue
+        names = [f"{name}/time_first" if name else "" for name in node.output]
+        x = f"{next(filter(None, names), '')}/X"
+        twin = onnx.helper.make_node(node.op_type, [x, *node.input[1:3]], names)
+        twin.attribute.extend(attribute for attribute in node.attribute if attribute.name != "layout")
+        new += [onnx.helper.make_node("Transpose", [node.input[0]], [x], perm=[1, 0, 2]), twin]
+        perms = ([2, 0, 1, 3], [1, 0, 2], [1, 0, 2])
+        pairs = zip(names, node.output, perms, strict=False)
+        new += [onnx.helper.make_node("Transpose", [a], [b], perm=perm) for a, b, perm in pairs if b]
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in new]
+    del holder.node[:]
+    holder.node.extend(copies)
+
+
+def _has_layout(node: onnx.NodeProto) -> bool:
+    return node.op_type in OP_TYPES and any(each.name == "layout" and each.i for each in node.attribute)
 
 
 def inferred(proto: onnx.ModelProto, follow: bool = False, hints: Shapes | None = None) -> onnx.ModelProto:
