@@ -230,10 +230,10 @@ def test_bad_attributes(what, tmp_path, capsys):
 
 def contradicting() -> dict[str, tuple[str, tuple[int, ...], str]]:
     return {
-        "R": ("R", (1, 16, 5), "hidden_size, and hidden_size is 4"),
-        "W": ("W", (1, 20, 3), "W has shape [1, 20, 3]; size 20 should be 4 * hidden_size, and hidden_size is 4"),
+        "R": ("R", (1, 16, 5), "must be hidden_size, where hidden_size is 4"),
+        "W": ("W", (1, 20, 3), "W has shape [1, 20, 3]; size 20 must be 4 * hidden_size, where hidden_size is 4"),
         "B": ("B", (1, 30), "B has shape [1, 30]"),
-        "P": ("P", (2, 12), "num_directions, and num_directions is 1"),
+        "P": ("P", (2, 12), "must be num_directions, where num_directions is 1"),
         "rank": ("B", (32,), "its rank must be 2"),
         "input_size": ("W", (1, 16, 9), "input_size"),
     }

@@ -343,6 +343,8 @@ def _common_sizes(info: onnx.ValueInfoProto, other: onnx.ValueInfoProto) -> onnx
     """A declaration with only the type and sizes that both have; the proof of whole models compares actual shapes."""
     copy = onnx.ValueInfoProto()
     copy.CopyFrom(info)
+    if other is not info:
+        copy.ClearField("metadata_props")  # in which optimizers record what they folded
     if not other.HasField("type"):
         copy.ClearField("type")
     elif info.type.HasField("tensor_type") and not other.type.tensor_type.HasField("shape"):

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime.quantization
 import pytest
+from cpu import exact_products
 from onnx import TensorProto, helper, numpy_helper
 from quantized import FORMS, Quantized, build, difference, random_case, run
 
@@ -59,6 +60,7 @@ def two_layers(tmp_path, input_size: int = 16) -> onnx.ModelProto:
     return model
 
 
+@exact_products
 @pytest.mark.parametrize("form", ["scan", "loop"])
 def test_two_layers_with_a_shared_zero_point(tmp_path, form):
     model = two_layers(tmp_path)

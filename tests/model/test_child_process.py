@@ -179,7 +179,7 @@ def test_a_runtime_that_dies_is_one_line(command, tmp_path, monkeypatch, capsys)
     assert line.startswith(
         f"rnn-lower: error: {path}: the process that ran this model or the lowered model on onnxruntime "
     )
-    assert "ended (SIGABRT)" in line
+    assert "died (SIGABRT)" in line
     assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == before
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from cpu import exact_products
 from onnx import TensorProto, helper
 from paths import ROOT
 from quantized_models import difference, matrices, products, recurrent, run, samples
@@ -131,6 +132,7 @@ def test_a_loop_around_a_scan():
     assert difference(model, quantized, samples(model, 4, 2)) < 0.05
 
 
+@exact_products
 @pytest.mark.parametrize("name", ["keras_gru_lstm", "torch_lstm_tagger", "torch_rnn_bidirectional"])
 def test_exported_models(name):
     lowered = rnn_lower.lower(ROOT / "models" / f"{name}.onnx", opset=21, fold=True, raise_loops=True)
@@ -141,6 +143,7 @@ def test_exported_models(name):
         np.testing.assert_allclose(a, b, rtol=0, atol=0.02)
 
 
+@exact_products
 @pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
 def test_streams(op):
     for step in (None, 1):

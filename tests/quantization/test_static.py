@@ -7,6 +7,7 @@ import logging
 import numpy as np
 import onnx
 import pytest
+from cpu import exact_products
 from onnx import TensorProto
 from onnxruntime.quantization import QuantType, quantize_static
 from quantized_models import difference, matrices, products, recurrent, run, samples
@@ -29,6 +30,7 @@ def static(tmp_path, lowered, inputs, operators=("MatMul",), activations=QuantTy
     return onnx.load(tmp_path / "int8.onnx")
 
 
+@exact_products
 @pytest.mark.parametrize(("direction", "lengths"), KINDS)
 @pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
 def test_every_product_takes_integers(tmp_path, caplog, op, direction, lengths):
@@ -45,6 +47,7 @@ def test_every_product_takes_integers(tmp_path, caplog, op, direction, lengths):
     assert difference(lowered, quantized, samples(lowered, 4, 2)) < (0.1 if op == "RNN" else 0.05)
 
 
+@exact_products
 @pytest.mark.parametrize("operators", [("MatMul",), None], ids=["products", "all"])
 @pytest.mark.parametrize("activations", [QuantType.QUInt8, QuantType.QInt8, QuantType.QUInt16], ids=str)
 @pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
