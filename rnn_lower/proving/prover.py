@@ -77,7 +77,7 @@ def _prove(source: Document, lowered: Document, points: int, seed: int, deadline
         whole = _prove_whole(before, after, points, seed, deadline)
         proof = whole if whole.ok else proof
         folded = before
-    if folded is before:
+    if folded is before or _is_same(folded, before):
         return proof
     folding = prove_whole(before, folded, points, seed, deadline)
     unproved = tuple(f"the folding of constants is not proved: {why}" for why in folding.reasons)
@@ -113,6 +113,12 @@ def changes(original: Any, lowered: Any) -> list[str]:
         changed = model_diff.only_recurrent_nodes_changed((before.proto, before.folder), (after.proto, after.folder))
         is_proved = changed and _is_legalized(after) and _prove_whole(before, after, 1, 0, math.inf).ok
         return [*([] if is_proved else changed), *faults]
+
+
+def _is_same(folded: Document, before: Document) -> bool:
+    """Whether folding changed nothing that computes."""
+    a, b = folded.proto, before.proto
+    return bool(a.graph == b.graph) and list(a.functions) == list(b.functions)
 
 
 def _is_legalized(document: Document) -> bool:

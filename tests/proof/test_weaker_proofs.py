@@ -213,3 +213,15 @@ def test_what_numpy_accepts_and_runtimes_do_not_is_not_proved(how):
     except Exception as error:  # it does not load
         assert "ONNXRuntimeError" in str(error)  # noqa: PT017
     assert not rnn_lower.prove(model, lowered).ok
+
+
+@pytest.mark.parametrize(
+    ("op_type", "domain"), [("Gelu", "com.microsoft"), ("RandomNormalLike", ""), ("Bernoulli", "")]
+)
+def test_a_fold_that_changes_nothing_needs_no_proof_of_whole_models(op_type, domain):
+    model, _ = build(Case("LSTM", 17, T=5, N=2))
+    if domain:
+        model.opset_import.append(helper.make_opsetid(domain, 1))
+    model.graph.node.append(helper.make_node(op_type, ["X"], ["Z"], domain=domain))
+    model.graph.output.append(declared("Z", [5, 2, 3]))
+    assert rnn_lower.prove(model, rnn_lower.lower(model, fold=True)).ok
