@@ -222,6 +222,6 @@ def test_a_fold_that_changes_nothing_needs_no_proof_of_whole_models(op_type, dom
     model, _ = build(Case("LSTM", 17, T=5, N=2))
     if domain:
         model.opset_import.append(helper.make_opsetid(domain, 1))
-    model.graph.node.append(helper.make_node(op_type, ["X"], ["Z"], domain=domain))
+    model.graph.node.append(helper.make_node(op_type, ["X"], ["Z"], domain=domain or None))
     model.graph.output.append(declared("Z", [5, 2, 3]))
     assert rnn_lower.prove(model, rnn_lower.lower(model, fold=True)).ok
