@@ -141,10 +141,10 @@ def test_nothing_of_any_model_is_in_it():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("LSTM", 1), "LSTM has version 7 at opset 9, not 1"),
+        (("LSTM", 1), "LSTM has version 7 at opset 9, not version 1"),
         (("LSTM", 2), "version 2 of LSTM is unknown; known versions: 1, 7, 14, 22"),
         (("GRU", 7, {"opset": 8}), "a function body needs opset 9 or newer, not 8"),
-        (("GRU", 7, {"opset": 14}), "GRU has version 14 at opset 14, not 7"),
+        (("GRU", 7, {"opset": 14}), "GRU has version 14 at opset 14, not version 7"),
         (("GRU", 22, {"opset": 99}), "opset 99 is unknown; the installed onnx supports opsets up to"),
         (("GRU", 14, {"inputs": ("X", "W", "R", "P")}), "GRU has no input 'P'; it has X, W, R, B"),
         (("GRU", 14, {"outputs": ("Y_c",)}), "GRU has no output 'Y_c'; it has Y, Y_h"),
