@@ -535,7 +535,7 @@ def check(
     By default, both models run on onnxruntime in a child process, because some models crash it. They run in this
     process if it cannot fork or has other threads. If onnxruntime cannot run the fused operators (double, bfloat16,
     layout 1, opsets below 7, empty sequences or batches), the original runs on onnx.reference with
-    rnn_lower.checking.reference; the report states this.
+    rnn_lower.proving.reference; the report states this.
 
     Raises RnnLowerError if a model cannot be read, if no inputs were found with which the original runs, or if the
     runtime has ended its process.

@@ -17,7 +17,6 @@ import onnxruntime
 from rnn_lower.checking import guard, runtimes, samples
 from rnn_lower.checking.compare import Comparison
 from rnn_lower.checking.node_runs import NodeRuns
-from rnn_lower.checking.old_operators import FIRST_TODAY
 from rnn_lower.checking.runners import ORT, REFERENCE, Run, open_onnxruntime, open_reference
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.driver.plan import read_nodes
@@ -27,6 +26,7 @@ from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio import files
 from rnn_lower.proving import prover
 from rnn_lower.proving.model_inputs import fixed_sizes, required_inputs
+from rnn_lower.proving.old_operators import FIRST_TODAY
 from rnn_lower.proving.report import CheckReport, Proof
 from rnn_lower.proving.whole_model import inlined_document
 from rnn_lower.shapes.shape_info import plain_dim

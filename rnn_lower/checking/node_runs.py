@@ -7,12 +7,12 @@ import dataclasses
 import numpy as np
 import onnx
 
-from rnn_lower.checking import reference
 from rnn_lower.checking.runners import Run, open_reference
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.ir.walk import recurrent_nodes
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio.document import Document
+from rnn_lower.proving import reference
 
 INDEX = "rnn_lower.index"
 STEPS = 3

@@ -13,8 +13,6 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from rnn_lower.checking import reference
-from rnn_lower.checking.old_operators import FIRST_TODAY, OLD_OPERATORS
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
@@ -22,11 +20,13 @@ from rnn_lower.ir.walk import opset_of
 from rnn_lower.modelio.document import Document
 from rnn_lower.modelio.output_path import is_binary
 from rnn_lower.options import QUANTIZED
+from rnn_lower.proving import reference
+from rnn_lower.proving.old_operators import FIRST_TODAY, OLD_OPERATORS
 from rnn_lower.transforms.evaluate import evaluator
 from rnn_lower.transforms.inline import inlined
 
 ORT = f"onnxruntime {onnxruntime.__version__}"
-REFERENCE = "onnx.reference with rnn_lower.checking.reference"
+REFERENCE = "onnx.reference with rnn_lower.proving.reference"
 
 Run = Callable[[Feeds], list[Any]]
 Change = Callable[[onnx.ModelProto], object]

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from onenode import Case, arrays, attributes
 
-from rnn_lower.checking import reference
-from rnn_lower.proving import equations, scalar_functions
+from rnn_lower.proving import equations, reference, scalar_functions
 from rnn_lower.proving.field import SMALL, Field, is_prime
 
 

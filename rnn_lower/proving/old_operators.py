@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from rnn_lower.checking.reference import attributes_of, operator
+from rnn_lower.proving.reference import attributes_of, operator
 
 Array = np.ndarray
 FIRST_TODAY = 7
