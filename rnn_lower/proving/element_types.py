@@ -70,7 +70,12 @@ class ElementTypes:
         if node.op_type == "If":
             return self._if(node)
         if node.op_type == "Loop":
-            return self._carried(node, [ir.DataType.INT64, ir.DataType.BOOL, *operands[2:]], len(operands) - 2, 1)
+            index = [ir.DataType.INT64, ir.DataType.BOOL]
+            for actual, dtype in zip(operands, index, strict=False):
+                _agree(
+                    actual, dtype, f"Loop '{node.name}' has an input of type {_name(actual)} instead of {_name(dtype)}"
+                )
+            return self._carried(node, [*index, *operands[2:]], len(operands) - 2, 1)
         if node.op_type == "Scan":
             return self._carried(node, operands, len(operands) - node.attributes["num_scan_inputs"].as_int(), 0)
         results = self._by_schema(node, operands)

@@ -7,13 +7,14 @@ with their declared shapes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import WITH_BODIES
 from rnn_lower.ir.walk import known_tensor
+from rnn_lower.lowering.node import Dim
 from rnn_lower.proving.field import SMALL, Array, Field
 from rnn_lower.proving.interpreter import Graph, Interpreter, check_shape
 from rnn_lower.proving.operators import (
@@ -146,6 +147,7 @@ class EmittedInterpreter(Interpreter):
     """Evaluates emitted nodes on field elements.
 
     longest: the largest length that is compared, if the model leaves the length open.
+    symbols: the sizes by symbolic name, or None for ambiguous names; other names are refused.
     recorded: None, or a list to which every computed array of field elements is appended.
     """
 
@@ -154,11 +156,10 @@ class EmittedInterpreter(Interpreter):
 
     def __init__(self, field: Field, limits: Collection[float] = (), deadline: float = math.inf) -> None:
         super().__init__(field, limits, deadline)
-        self._sizes: Mapping[str, int] = {}
+        self.symbols: Mapping[str, int | None] = {}
         self._bounds: dict[ir.Node, list[int]] = {}
 
     def run(self, graph: Graph, inputs: Mapping[ir.Value, Array]) -> list[Array]:
-        self._sizes = _symbol_sizes(inputs)
         try:
             return super().run(graph, inputs)
         except UndefinedError as error:
@@ -166,7 +167,10 @@ class EmittedInterpreter(Interpreter):
 
     def _bind(self, value: ir.Value, array: Array) -> None:
         if value.shape is not None and all(value is not known for known in self._graph.declared):
-            check_shape(value, array, self._sizes)
+            check_shape(value, array, self.symbols)
+            for dim in value.shape:
+                if isinstance(dim, ir.SymbolicDim) and dim.value and dim.value not in self.symbols:
+                    raise WrongError(f"'{value.name}' has size '{dim.value}', which the inputs of the node do not have")
         super()._bind(value, array)
 
     def _execute(self, node: ir.Node) -> Sequence[Array]:
@@ -188,9 +192,19 @@ class EmittedInterpreter(Interpreter):
         why = "" if check is None else check(call)
         if why:
             raise OutOfScopeError(why)
-        if self.longest is not None and node.op_type in COMPARE and call[0].dtype == np.uint64:
-            self._check_bound(call, self.longest)
+        if self.longest is not None and node.op_type in COMPARE:
+            if call[0].dtype == np.uint64:
+                self._check_bound(call, self.longest)
+            elif node.op_type not in ("Add", "Sub"):
+                self._check_integers(call, self.longest + 1)  # a length may exceed the number of steps by 1
         return super()._compute(call)
+
+    def _check_integers(self, call: Call, most: int) -> None:
+        """Raise OutOfScopeError if integers are compared with one beyond the compared lengths."""
+        for array in (call[0], call[1]):
+            if np.abs(array).max(initial=0) > most:
+                text = f"{call.label} compares integers with {np.abs(array).max()}"
+                raise OutOfScopeError(f"{text}, but the longest sequence of the proof has {most - 1} steps")
 
     def _check_bound(self, call: Call, longest: int) -> None:
         """Raise OutOfScopeError if floats that count are computed with a number beyond the compared lengths."""
@@ -208,11 +222,11 @@ class EmittedInterpreter(Interpreter):
                 )
 
 
-def _symbol_sizes(inputs: Mapping[ir.Value, Array]) -> dict[str, int]:
-    """The sizes by symbolic name, without names that stand for several sizes."""
-    sizes_of: dict[str, set[int]] = {}
-    for value, array in inputs.items():
-        for dim, size in zip(value.shape or (), array.shape, strict=False):
-            if isinstance(dim, ir.SymbolicDim) and dim.value:
-                sizes_of.setdefault(str(dim.value), set()).add(size)
-    return {name: next(iter(sizes)) for name, sizes in sizes_of.items() if len(sizes) == 1}
+def symbol_sizes(shapes: Iterable[tuple[Sequence[Dim] | None, tuple[int, ...]]]) -> dict[str, int | None]:
+    """The sizes by symbolic name, from declared and actual shapes; None for a name that stands for several sizes."""
+    sizes: dict[str, int | None] = {}
+    for declared, actual in shapes:
+        for dim, size in zip(declared or (), actual, strict=False):
+            if isinstance(dim, str):
+                sizes[dim] = size if sizes.get(dim, size) == size else None
+    return sizes

@@ -321,7 +321,7 @@ def size_of_result(call: Call) -> int:
         return sum(int(array.size) for array in arrays)
 
 
-def check_shape(value: ir.Value, array: Array, symbols: Mapping[str, int]) -> None:
+def check_shape(value: ir.Value, array: Array, symbols: Mapping[str, int | None]) -> None:
     """Raise WrongError if an array does not have the declared shape of a value. symbols: sizes by name."""
     declared = [dim if isinstance(dim, int) else symbols.get(str(dim.value)) for dim in value.shape or ()]
     pairs = zip(declared, array.shape, strict=False)

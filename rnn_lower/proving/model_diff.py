@@ -69,29 +69,53 @@ def _repeated_names(model: onnx.ModelProto) -> set[str]:
     return repeated
 
 
-def _untyped_values(model: onnx.ModelProto) -> set[str]:
-    """Values that a graph declares, but not as tensors with an element type."""
-    untyped = set[str]()
+def _declarations(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
+    """The values that graphs and functions declare."""
     for holder in protobuf.holders(model):
-        ends = [] if isinstance(holder, onnx.FunctionProto) else [*holder.input, *holder.output]
-        infos = (info for info in (*holder.value_info, *ends) if info.HasField("type"))
-        untyped |= {info.name for info in infos if not info.type.tensor_type.elem_type}
-    return untyped
+        yield from holder.value_info
+        yield from [] if isinstance(holder, onnx.FunctionProto) else [*holder.input, *holder.output]
+
+
+def _untyped_values(model: onnx.ModelProto) -> set[str]:
+    """Values that are declared, but not as tensors with an element type."""
+    return {info.name for info in _declarations(model) if info.HasField("type") and not info.type.tensor_type.elem_type}
+
+
+def _negative_sizes(model: onnx.ModelProto) -> set[str]:
+    """Values that are declared with a negative size."""
+    shapes = ((info.name, info.type.tensor_type.shape.dim) for info in _declarations(model))
+    return {name for name, dims in shapes if any(dim.dim_value < 0 for dim in dims)}
 
 
 def _redeclared_values(model: onnx.ModelProto) -> set[str]:
     """Values that a body declares although an outer scope computes them; runtimes believe either declaration."""
-    bodies = (graph for holder in protobuf.holders(model) for node in holder.node for graph in protobuf.graphs_of(node))
     return {
-        info.name for body in bodies for info in body.value_info
+        info.name for body in _bodies(model) for info in body.value_info
         if info.name not in {*(v.name for v in body.input), *(t.name for t in body.initializer),
                              *(name for node in body.node for name in node.output)}
     }  # fmt: skip
 
 
+def _read_too_early(model: onnx.ModelProto) -> set[str]:
+    """Values of bodies that a node reads before another one computes them; the checker sees only sorted outlines."""
+    early = set[str]()
+    for body in _bodies(model):
+        later = {name for node in body.node for name in node.output if name}
+        for node in body.node:
+            early |= later.intersection(node.input)
+            later.difference_update(node.output)
+    return early
+
+
+def _bodies(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    return (graph for holder in protobuf.holders(model) for node in holder.node for graph in protobuf.graphs_of(node))
+
+
 _FAULTS: Mapping[str, Callable[[onnx.ModelProto], set[str]]] = {
     "a body declares '{}', which it does not compute": _redeclared_values,
     "the declaration of '{}' has no tensor element type": _untyped_values,
+    "the declaration of '{}' has a negative size": _negative_sizes,
+    "a node of a body reads '{}' before it is computed": _read_too_early,
     "several nodes have the name '{}'": _repeated_names,
 }
 

@@ -20,9 +20,6 @@ ARITHMETIC = ("Add", "Div", "Exp", "Log", "Mul", "Neg", "Reciprocal", "Sub")
 MOST_FOLDED = 1 << 20
 """Operators that may compute NaN or an infinity from constants, and the largest constant for which this is checked."""
 
-ORDINARY = 2.0**10
-"""Constants between 1 / ORDINARY and ORDINARY may occur in any graph; x + 1e9 - 1e9 equals x, but rounds it away."""
-
 
 class Program(Graph):
     """The nodes that compute some values of a graph, in order, from the inputs of the replaced node.
@@ -32,13 +29,12 @@ class Program(Graph):
     visible: names in the enclosing scopes, which no body may redefine.
     largest_compared: the largest integer constant that an operator of COMPARE reads.
     has_loop: whether a Loop may run no steps, and so leave sizes unknown.
-    sizes: the largest magnitude in each constant that the replaced node reads.
     Raises WrongError if the nodes read any other value, OutOfScopeError for operators that lowering does not emit.
     """
 
     def __init__(
         self, wanted: Sequence[ir.Value], inputs: Mapping[ir.Value, DType], opset: int, dtype: DType = None,
-        visible: Collection[str] = (), unread: Sequence[ir.Value] = (), sizes: Sequence[float] = (),
+        visible: Collection[str] = (), unread: Sequence[ir.Value] = (),
     ) -> None:  # fmt: skip
         nodes: list[ir.Node] = []
         super().__init__(nodes, wanted, opset)
@@ -63,7 +59,7 @@ class Program(Graph):
         types.follow(nodes)
         for value in wanted:
             types.expect(value, dtype)
-        self._check_constants(4 * max([ORDINARY, *sizes]), min([1 / ORDINARY, *filter(None, sizes)]) / 4)
+        self._check_constants()
 
     def _producer(self, value: ir.Value) -> ir.Node | None:
         """Return the emitted node that computes a value, or None for inputs and constants."""
@@ -115,21 +111,15 @@ class Program(Graph):
         for node in body:
             self._check(node, inside)
 
-    def _check_constants(self, most: float, least: float) -> None:
+    def _check_constants(self) -> None:
         """Find the largest integer constant that is compared, also if emitted nodes compute it.
 
-        most: the largest magnitude of a constant to which floats are added.  least: the smallest one in a product.
         Raises WrongError if finite constants produce NaN or an infinity, which no field element represents.
         """
         known: dict[ir.Value | None, np.ndarray] = {}
         for node in self.all_nodes:
             self._collect_compared(node, known)
             values = [value for value in node.inputs if value is not None]
-            for value in values if node.op_type in ("Add", "Div", "Mul", "Sub") else ():
-                size = magnitude(known.get(value, constant(value) if _is_folded(value) else None))
-                if size > most or (size and size < least and node.op_type in ("Div", "Mul")):
-                    text = "has a constant operand so large or small that floats lose their digits"
-                    raise OutOfScopeError(f"{node.op_type} '{node.name}' {text}")
             if not values or any(subgraphs(node)) or not all(value in known or _is_folded(value) for value in values):
                 continue
             operands = [None if value is None else known.get(value, constant(value)) for value in node.inputs]
@@ -151,14 +141,6 @@ class Program(Graph):
         table = known_tensor(node.inputs[0]) if node.op_type == "Gather" and _is_integer(node.inputs[0]) else None
         if table is not None and not (node.inputs[1] in known or _is_folded(node.inputs[1])):
             self.largest_compared = max(self.largest_compared, *table.shape.numpy()[:1])
-
-
-def magnitude(array: np.ndarray | None) -> float:
-    """The largest magnitude of the finite floats in an array, 0 if it has none."""
-    if array is None or array.dtype.kind in "iub":
-        return 0.0
-    floats = np.abs(array.astype(np.float64))
-    return float(floats[np.isfinite(floats)].max(initial=0))
 
 
 def _is_finite(array: np.ndarray | None) -> bool:

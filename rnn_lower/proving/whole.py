@@ -16,6 +16,7 @@ from rnn_lower.ir.walk import NODE_MARK, count_nodes, nodes, recurrent_nodes
 from rnn_lower.loops.unrolling import LOOPS
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
+from rnn_lower.proving import float_run
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.integer_flow import IntegerFlow
 from rnn_lower.proving.interpreter import NoStepsError, check_time
@@ -146,6 +147,7 @@ class _Comparison:
         self.limits = set().union(*map(limits_of, documents))
         recurrent = [node for model in self.models for node, _ in recurrent_nodes(model)]
         inputs = required_inputs(self.models[1])
+        self.types = {str(v.name): (v.dtype or ir.DataType.FLOAT).numpy() for v in inputs}
         self.integers = [str(v.name) for v in inputs if v.dtype is not None and v.dtype.is_integer()]
         self.flows = [IntegerFlow(model) for model in self.models]
         raised = {key[0] for key in _repeating(self.models[1]) - _repeating(self.models[0])} & {*OP_TYPES}
@@ -177,6 +179,24 @@ class _Comparison:
             raise OutOfScopeError(
                 f"{left[0].op_type} '{left[0].name}' had the same outcome in all trials, so the other one is untested"
             )
+        found = [self._differ_in_floats(draw) for draw in range(2)]
+        return found[0] if all(found) else ""
+
+    def _differ_in_floats(self, draw: int) -> str:
+        """The difference of both models in floats, or "" if there is none or onnx's evaluator cannot run them."""
+        rng = np.random.default_rng((self.seed, draw))
+        drawn = draw_inputs(Field(self.seed), self.models[1], self.ran[-1], rng, False)
+        inputs = {
+            name: (rng.standard_normal(array.shape) if array.dtype == np.uint64 else array).astype(self.types[name])
+            for name, array in drawn.items()
+        }
+        try:
+            old, new = (float_run.outputs(document.proto, inputs) for document in self.documents)
+        except Exception:  # the evaluator raises exceptions of any type
+            return ""
+        for value, a, b in zip(self.models[0].graph.outputs, old, new, strict=True):
+            if a.dtype.kind not in "iub" and (text := float_run.difference(b, a, a)):
+                return f"output '{value.name}' {text} in floating-point arithmetic"
         return ""
 
     def _seen(self) -> int:

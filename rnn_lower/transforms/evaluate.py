@@ -46,10 +46,10 @@ def evaluator(model: onnx.ModelProto, operators: Iterable[type] = ()) -> Referen
     # Most models need no evaluation, and these imports take a tenth of the time to lower a small one.
     from onnx.reference import ReferenceEvaluator
 
-    from rnn_lower.transforms.reference_operators import Loop, Slice
+    from rnn_lower.transforms.reference_operators import Loop, Scan, Slice
 
     count = itertools.count()
     for holder in protobuf.holders(model):
         for node in holder.node:
             node.output[:] = [name or f"rnn_lower/unwanted/{next(count)}" for name in node.output]
-    return ReferenceEvaluator(model, new_ops=[Loop, Slice, *operators])
+    return ReferenceEvaluator(model, new_ops=[Loop, Scan, Slice, *operators])

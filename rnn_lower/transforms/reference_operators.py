@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,35 @@ class Loop(op_loop.Loop):  # type: ignore[misc]  # onnx gives it no types
             *states,
             *map(np.stack, stacked),
         )  # without trips, the sizes of results are unknown, and the evaluator raises
+
+
+class Scan(OpRun):  # type: ignore[misc]
+    """Scan since opset 9: onnx 1.23 supports only forward directions and axis 0."""
+
+    def need_context(self) -> bool:
+        """A body may read values of the outer graph."""
+        return True
+
+    def _run(
+        self, *operands: Any, context: Any = None, body: Any = None, attributes: Any = None, bindings: Any = None,
+        num_scan_inputs: Any = None, scan_input_axes: Any = None, scan_input_directions: Any = None,
+        scan_output_axes: Any = None, scan_output_directions: Any = None,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        count = len(operands) - num_scan_inputs
+        states, sequences = list(operands[:count]), list(operands[count:])
+        ways = itertools.zip_longest(sequences, scan_input_axes or (), scan_input_directions or ())
+        sequences = [np.moveaxis(x, axis or 0, 0)[:: -1 if back else 1] for x, axis, back in ways]
+        steps = []
+        for elements in zip(*sequences, strict=True):
+            feeds = dict(zip(self.body.input_names, (*states, *elements), strict=True))
+            results = self._run_body({**(context or {}), **feeds}, bindings=bindings)
+            states, row = list(results[:count]), results[count:]
+            steps.append(row)
+        if not steps and len(self.body.output_names) > count:
+            raise ValueError("the sizes of the outputs of a Scan without steps are unknown")
+        stacked = map(np.stack, zip(*steps, strict=True))
+        ways = itertools.zip_longest(stacked, scan_output_axes or (), scan_output_directions or ())
+        return *states, *(np.moveaxis(x[:: -1 if back else 1], 0, axis or 0) for x, axis, back in ways)
 
 
 class Slice(OpRun):  # type: ignore[misc]

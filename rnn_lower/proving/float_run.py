@@ -1,0 +1,98 @@
+"""Run emitted nodes in floats: exact arithmetic shows no overflow, no cancellation and no NaN.
+
+The result is compared with the equations of the ONNX specification in float64. The tolerance is wide, because a proof
+has excluded all other differences, and grows with the difference between the equations in float32 and in float64.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from rnn_lower.ir import protobuf
+from rnn_lower.ir.walk import constant, opset_of, subgraphs
+from rnn_lower.proving import equations
+from rnn_lower.proving.field import Array
+from rnn_lower.proving.old_operators import FIRST_TODAY, OLD_OPERATORS
+from rnn_lower.proving.program import Program, read_by
+from rnn_lower.proving.reference import FLOATS, OPERATORS
+from rnn_lower.transforms.evaluate import evaluator
+
+TOLERANCE, AMPLIFIED = 1e-3, 1000
+"""Of the largest expected magnitude, and of the largest difference between the equations in float32 and float64."""
+
+FLOAT32 = dataclasses.replace(
+    FLOATS, zeros=lambda shape: np.zeros(shape, np.float32), number=lambda x: np.array(x, np.float32)
+)
+
+
+def run(program: Program, inputs: Mapping[ir.Value, Array]) -> list[Array]:
+    """The wanted values of a program, computed by onnx's evaluator. Raises its errors.
+
+    inputs: the values that are only known at run time, in their element types.
+    """
+    feeds = {str(value.name): array for value, array in inputs.items()}
+    made = {value for node in program.nodes for value in node.outputs}
+    for value in (*program.wanted, *(value for node in program.nodes for value in read_by(node))):
+        array = None if value in made or value in inputs else constant(value)
+        if array is not None:
+            feeds[str(value.name)] = array
+    ends = ([onnx.ValueInfoProto(name=name) for name in names] for names in (feeds, [v.name for v in program.wanted]))
+    graph = onnx.helper.make_graph(list(map(_message, program.nodes)), "emitted", *ends)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", program.opset)])
+    with np.errstate(all="ignore"):
+        results = evaluator(model, OLD_OPERATORS if program.opset < FIRST_TODAY else ()).run(None, feeds)
+    return [np.asarray(result) for result in results]
+
+
+def outputs(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> list[Array]:
+    """The outputs of a model without functions, computed by onnx's evaluator. Raises its errors."""
+    old = OLD_OPERATORS if (opset_of(model) or 0) < FIRST_TODAY else ()
+    with np.errstate(all="ignore"):
+        return [np.asarray(each) for each in evaluator(model, (*OPERATORS, *old)).run(None, dict(inputs))]
+
+
+def _message(node: ir.Node) -> onnx.NodeProto:
+    """The message of a node, with the data of its bodies' initializers, which may be in a file."""
+    message: onnx.NodeProto = ir.to_proto(node)
+    for body, (_, graph) in zip(protobuf.graphs_of(message), subgraphs(node), strict=True):
+        held = [(name, constant(value)) for name, value in graph.initializers.items()]
+        nodes = list(map(_message, graph))
+        del body.initializer[:], body.node[:]
+        body.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in held if array is not None)
+        body.node.extend(nodes)
+    return message
+
+
+def expected(
+    node: equations.Recurrence, inputs: Mapping[str, Array], lengths: Array | None
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """The outputs of a node, computed in float64 and in its own compute type."""
+    results = []
+    for arithmetic in (FLOATS, FLOATS if node.dtype == np.float64 else FLOAT32):
+        dtype = arithmetic.zeros((0,)).dtype
+        arrays: dict[str, Any] = {name: array.astype(dtype) for name, array in inputs.items()}
+        if "B" in arrays:
+            arrays["B"] = equations.halves(arithmetic, arrays["B"])
+        with np.errstate(all="ignore"):
+            results.append(equations.evaluate(arithmetic, node, arrays, lengths))
+    return results[0], results[1]
+
+
+def difference(actual: Array, exact: Array, rounded: Array) -> str:
+    """What keeps an array from being a rounding of the exact values, or "". rounded: one such rounding."""
+    with np.errstate(all="ignore"):
+        is_finite = np.isfinite(exact.astype(actual.dtype)) & np.isfinite(rounded)
+    exact, rounded, found = (np.where(is_finite, array.astype(np.float64), 0) for array in (exact, rounded, actual))
+    if not np.isfinite(found).all():
+        return "contains NaN or infinity"
+    unit = 8 * float(ml_dtypes.finfo(actual.dtype).eps)
+    allowed = max(TOLERANCE, unit) * np.abs(exact).max(initial=0) + AMPLIFIED * np.abs(rounded - exact).max(initial=0)
+    error = float(np.abs(found - exact).max(initial=0))
+    return "" if error <= allowed else f"differs by {error:.2g}"
