@@ -175,9 +175,9 @@ class WholeEvaluator(ModelInterpreter):
         numbers = [self._number(operand) for operand in operands]
         flows = any(value in self._flow.elements for value in node.inputs)
         is_real = any(operand is not None and operand.dtype == np.uint64 for operand in operands)
-        rounds = flows and is_real and node.op_type not in (*MOVES, *COMPARE, "Cast")
         # The equations of a recurrent node do not round constants, so neither do the nodes that replace it.
-        rounds |= is_real and node.metadata_props.get("rnn_lower.op") in OP_TYPES and node.op_type in RINGS
+        is_emitted = node.metadata_props.get("rnn_lower.op") in OP_TYPES
+        rounds = (flows or is_emitted) and is_real and node.op_type not in (*MOVES, *COMPARE, "Cast")
         if own and not rounds and all(a is None or b is not None for a, b in zip(operands, numbers, strict=True)):
             return self._computed(node, numbers)
         self._use(operands)

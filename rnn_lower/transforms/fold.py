@@ -16,7 +16,7 @@ import onnx_ir.passes.common
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, schema_of
-from rnn_lower.ir.walk import known_tensor, nodes, recurrent_nodes, scopes, used_names, values
+from rnn_lower.ir.walk import get_attribute, known_tensor, nodes, recurrent_nodes, scopes, used_names, values
 from rnn_lower.sandbox import child_process
 from rnn_lower.sandbox.child_process import Ended, run_in_subprocess
 from rnn_lower.sandbox.resource_limits import run_with_limits
@@ -187,7 +187,7 @@ def _folded(outline: onnx.ModelProto) -> list[list[list[int | None] | None]]:
     _optimizer()  # imported once, before children are forked
     try:
         shapes: list[list[list[int | None] | None]] = json.loads(
-            run_with_limits(_constant_folding, without_annotations(outline).SerializeToString())
+            run_with_limits(_constant_folding, outline.SerializeToString())
         )
     except RnnLowerError:  # folding may raise anything; the shapes then stay unknown
         return []
@@ -195,11 +195,14 @@ def _folded(outline: onnx.ModelProto) -> list[list[list[int | None] | None]]:
 
 
 def _constant_folding(content: bytes) -> bytes:
-    model = ir.serde.deserialize_model(onnx.ModelProto.FromString(content))
-    count = 0
-    for node, _ in recurrent_nodes(model):
+    outline = onnx.ModelProto.FromString(content)
+    # Below opset 14, `without_annotations` replaces nodes with a layout, so that X has another shape.
+    before = recurrent_nodes(ir.serde.deserialize_model(outline))
+    layouts = ((get_attribute(node, "layout", ir.AttributeType.INT, 0), scope.opset or 14) for node, scope in before)
+    turned = [bool(layout) and opset < 14 for layout, opset in layouts]
+    model = ir.serde.deserialize_model(without_annotations(outline))
+    for count, (node, _) in enumerate(recurrent_nodes(model)):
         node.metadata_props[MARK] = str(count)
-        count += 1
     if model.functions:
         model = ir.serde.deserialize_model(inlined(ir.serde.serialize_model(model)))
     for name, value in list(model.graph.initializers.items()):
@@ -212,11 +215,11 @@ def _constant_folding(content: bytes) -> bytes:
         onnx_shape_inference=True,
         should_fold=_makes_size,
     )
-    shapes: list[list[list[int | None] | None]] = [[] for _ in range(count)]
+    shapes: list[list[list[int | None] | None]] = [[] for _ in turned]
     for node, _ in recurrent_nodes(model):
-        x = node.inputs[0] if node.inputs else None
+        x, index = node.inputs[0] if node.inputs else None, int(node.metadata_props[MARK])
         shape = None if x is None or x.shape is None else [d if isinstance(d, int) else None for d in x.shape]
-        shapes[int(node.metadata_props[MARK])].append(shape)
+        shapes[index].append([shape[1], shape[0], *shape[2:]] if shape and turned[index] else shape)
     return json.dumps(shapes).encode()
 
 
