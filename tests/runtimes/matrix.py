@@ -93,10 +93,14 @@ def collect(name: str, kind: str) -> dict[str, list[str]]:
 def write_page(data: dict, folder: Path) -> None:
     page = folder / "runtimes.md"
     before, after = re.split(r"(?:^\|.*\n)+", page.read_text(), maxsplit=1, flags=re.MULTILINE)
-    lines = ["| runtime | version | native | lowered |", "|---|---|---|---|"]
+    lines = [
+        "| runtime | version | native right | native silently wrong | native error | lowered right |",
+        "|---" * 6 + "|",
+    ]
     for name, row in data.items():
-        counts = [count_outcomes(row[kind].values()) if row[kind] else "not measured" for kind in ("fused", "lowered")]
-        lines.append(f"| {name} | {row['version']} | {' | '.join(counts)} |")
+        native, lowered = ([state for state, _ in row[kind].values()] for kind in ("fused", "lowered"))
+        counts = [*map(native.count, ("right", "wrong", "error")), lowered.count("right")]
+        lines.append(f"| {name} | {row['version']} | {' | '.join(map(str, counts))} |")
     page.write_text("\n".join([before + lines[0], *lines[1:], after]))
     with (folder / "runtimes.csv").open("w", newline="") as file:
         rows = csv.writer(file)
