@@ -83,8 +83,8 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
     if isinstance(held, ir.Model):
         if chosen.raise_loops:
             raise RnnLowerError(
-                "raise_loops supports only an onnx.ModelProto or a file, not an onnx_ir.Model; call"
-                " rnn_lower.raise_loops first"
+                "the option raise_loops needs an onnx.ModelProto or a file, not an onnx_ir.Model; call "
+                "the function rnn_lower.raise_loops on the model before lowering it"
             )
         lower_in_place(held, chosen)
         return model  # type: ignore[return-value]
@@ -302,7 +302,7 @@ def _data_of_source(document: Document, source: Any, destination: Any) -> frozen
 def _of_stream(options: Keywords) -> Options:
     chosen = Options(**options)
     if chosen.as_function:
-        raise RnnLowerError("stream does not support as_function; drop it")
+        raise RnnLowerError("rnn_lower.stream cannot write the model as a function; call it without as_function")
     return chosen
 
 
@@ -334,7 +334,7 @@ def prove_streaming(original: Any, model: Any, *, points: int = 2, seed: int = 0
     (before, _), (after, path) = files.open_model(original), files.open_model(model)
     plan = plans.read_plan(after.proto)
     if plan is None:
-        raise RnnLowerError("not a streaming model; create one with rnn-lower stream")
+        raise RnnLowerError("the model is not a streaming model; create a streaming model with rnn-lower stream")
     return _naming_file(path, lambda: proof.prove_streaming(before, after, plan, points, seed))
 
 

@@ -40,7 +40,7 @@ class UnsupportedOpError(UnsupportedError):
     """A runtime does not support an operator, and no equivalent is known. rule: the violated constraint."""
 
     def __init__(self, op_type: str, rule: str) -> None:
-        super().__init__(f"does not support {op_type}: {rule}; no equivalent is known")
+        super().__init__(f"does not support {op_type}: {rule}; rnn_lower has no equivalent for it")
         self.op_type, self.rule = op_type, rule
 
     def __reduce__(self) -> tuple[type[UnsupportedOpError], tuple[str, str]]:

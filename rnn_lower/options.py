@@ -38,39 +38,48 @@ def _option(default: Any, text: str) -> Any:
 class Options:
     """The options of lowering, validated as far as possible without a model."""
 
-    form: str = _option("auto", "how to compute the steps; auto chooses the form by model and target")
+    form: str = _option(
+        "auto", "how the lowered model computes the steps; with auto, this depends on the model and the target"
+    )
     target: str | None = _option(
         None, "emit only operators that this runtime supports (a name from `rnn-lower targets`, or a .toml file)"
     )
     op_types: Sequence[str] | str = _option(OP_TYPES, "lower only these operators")
-    select: Select | None = _option(None, "a function that gets each RecurrentNode and returns whether to lower it")
+    select: Select | None = _option(None, "a function that takes a RecurrentNode and returns whether to lower the node")
     opset: int | None = _option(
         None, "convert the whole model to this opset (default: the nearest opset that the target supports)"
     )
     dims: Dims | None = _option(
         None,
-        "before lowering, fix a symbolic size, or the size of an axis INPUT[AXIS]; accepts several NAME=SIZE pairs",
+        "before lowering, set a symbolic size, or the size of an axis INPUT[AXIS]; accepts several NAME=SIZE pairs",
     )
     fold: bool = _option(
         False,
-        "before lowering, fold the constants of the whole model and inline functions that depend on the call site;"
-        " automatic if the target needs static sizes, but the model computes some at run time",
+        (
+            "before lowering, fold the constants of the whole model and inline the functions whose lowering differs "
+            "between calls; automatic if the target needs static sizes, but the model computes some sizes at run time"
+        ),
     )
     keep_native: bool = _option(
-        False, "do not lower nodes that the target was measured to run correctly and at least as fast as lowered nodes"
+        False,
+        ("do not lower nodes that, in tests, the target computed correctly and at least as fast as lowered nodes"),
     )
     as_function: bool = _option(
         False,
         "replace each lowered node with a function call; nodes with the same sizes and attributes share a function",
     )
     fuse_directions: bool = _option(
-        False, "compute both directions of a small node in one loop; a NaN in one direction then also affects the other"
+        False,
+        (
+            "compute both directions of a small node in one loop; a NaN in one direction then also "
+            "affects the results of the other direction"
+        ),
     )
     loops: bool = _option(
         False, "also unroll the model's own Loop and Scan nodes; automatic for a target that supports neither"
     )
     raise_loops: bool = _option(
-        False, "before lowering, replace loops with recurrent nodes that are proved equal to them"
+        False, "before lowering, replace loops with recurrent nodes that are proved equivalent to the loops"
     )
     legalize_all: bool = _option(
         False, "also replace other nodes that the target does not support, if supported equivalents exist"
@@ -98,13 +107,17 @@ class Options:
             check_numbers(opset=self.opset)  # conversion checks whether it exists
         check_numbers(max_nodes=self.max_nodes)
         if self.keep_native and self.target is None:
-            raise RnnLowerError("--keep-native keeps the nodes that a target runs correctly; add --target RUNTIME")
+            raise RnnLowerError(
+                "--keep-native needs a target, because it keeps the nodes that the target runs "
+                "correctly; add --target RUNTIME"
+            )
         if self.legalize_all and self.target is None:
             raise RnnLowerError(
-                "--legalize-all replaces the nodes that a target does not support; add --target RUNTIME"
+                "--legalize-all needs a target, because it replaces the nodes that the target does not "
+                "support; add --target RUNTIME"
             )
         if self.select is not None and not callable(self.select):
-            raise RnnLowerError("select must be a function that gets a RecurrentNode and returns a bool")
+            raise RnnLowerError("select must be a function that takes a RecurrentNode and returns a bool")
         for what, value, known in (("form", self.form, FORMS), *(("operator", op, OP_TYPES) for op in self.op_types)):
             if value not in known:
                 raise RnnLowerError(f"unknown {what} '{value}'; known {what}s: {', '.join(known)}")

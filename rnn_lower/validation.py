@@ -38,7 +38,7 @@ def check_number(name: str, number: Any, kind: type = int, least: float = -math.
     if isinstance(number, bool) or not isinstance(number, int if kind is int else (int, float)):
         raise RnnLowerError(f"{name} is {number!r}; it must be {'an integer' if kind is int else 'a number'}")
     if isinstance(number, int) and number.bit_length() > LONGEST[kind]:
-        raise RnnLowerError(f"{name} has {number.bit_length()} bits; the limit is {LONGEST[kind]} bits")
+        raise RnnLowerError(f"{name} has {number.bit_length()} bits, but at most {LONGEST[kind]} bits are allowed")
     text = f"{name} is {number:g}" if isinstance(number, float) else f"{name} is {number}"
     if number == math.inf:
         raise RnnLowerError(f"{text}; it must be finite")

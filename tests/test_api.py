@@ -62,7 +62,7 @@ def test_sizes_computed_in_the_graph():
     """The batch comes out of TopK: onnx's inference does not tell it, and no made-up name is left."""
     model = onnx.load(next(path for path in own_models() if path.stem == "torch_lstm_tagger"))
     dims = {"time": 3, "batch": 2}
-    with pytest.raises(rnn_lower.UnsupportedError, match=r"this one is 'batch' .* dims=.*batch.*1"):
+    with pytest.raises(rnn_lower.UnsupportedError, match=r"the batch size of this node is 'batch' .* dims=.*batch.*1"):
         rnn_lower.lower(model, target="opencv", dims={"time": 3})
     assert rnn_lower.check(model, rnn_lower.lower(model, target="opencv", dims=dims)).ok
     result = rnn_lower.lower(model, dims=dims)

@@ -139,7 +139,7 @@ def test_prove_tells_where_models_part(lstm, tmp_path, capsys):
     code, text, _ = run(capsys, "prove", lstm, out)
     assert code == 1
     assert "not equal" in text
-    assert "differs first at step 0 of the forward direction, gate i" in text
+    assert "first differs in gate i at step 0 of the forward direction" in text
 
 
 def test_include_and_exclude(lstm, tmp_path, capsys):
@@ -180,7 +180,7 @@ def test_inputs_file(lstm, tmp_path, capsys):
     np.savez(tmp_path / "x.npz", **feeds)
     code, _, err = run(capsys, "lower", lstm, "-o", tmp_path / "p.onnx", "--check", "--inputs", tmp_path / "x.npz")
     assert code == 2
-    assert "the inputs have no array for X" in err
+    assert "but none for X" in err
 
 
 # -- bad input: one line, exit 2, nothing written ---------------------------------------------------------------------
@@ -230,10 +230,10 @@ def test_bad_attributes(what, tmp_path, capsys):
 
 def contradicting() -> dict[str, tuple[str, tuple[int, ...], str]]:
     return {
-        "R": ("R", (1, 16, 5), "must be hidden_size, where hidden_size is 4"),
-        "W": ("W", (1, 20, 3), "W has shape [1, 20, 3]; size 20 must be 4 * hidden_size, where hidden_size is 4"),
+        "R": ("R", (1, 16, 5), "must be hidden_size, and hidden_size is 4"),
+        "W": ("W", (1, 20, 3), "W has shape [1, 20, 3], but size 20 must be 4 * hidden_size, and hidden_size is 4"),
         "B": ("B", (1, 30), "B has shape [1, 30]"),
-        "P": ("P", (2, 12), "must be num_directions, where num_directions is 1"),
+        "P": ("P", (2, 12), "must be num_directions, and num_directions is 1"),
         "rank": ("B", (32,), "its rank must be 2"),
         "input_size": ("W", (1, 16, 9), "input_size"),
     }
@@ -369,7 +369,10 @@ def test_impossible_forms(tmp_path, capsys):
     onnx.save(build(Case("LSTM", 14, dynamic=True))[0], path)
     code, _, err = run(capsys, "lower", path, "-o", tmp_path / "o.onnx", "--form", "unroll")
     assert code == 2
-    assert "known sequence length, but this one is 'T'; use --form scan or --form loop, or add --dim T=16" in err
+    assert (
+        "known sequence length, but the sequence length of this node is 'T'; use --form scan or --form loop, or add --dim T=16"
+        in err
+    )
     assert run(capsys, "lower", path, "-o", tmp_path / "o.onnx", "--form", "unroll", "--dim", "T=5")[0] == 0
     assert run(capsys, "lower", path, "-o", tmp_path / "o.onnx", "--dim", "T=5", "--check")[0] == 0  # with T = 5 too
 

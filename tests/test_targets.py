@@ -47,9 +47,9 @@ def emitted(model: onnx.ModelProto) -> set[str]:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("forms = 3", "forms is 3; it must be a list from"),
-        ("forms = []", "forms is []; it must be a list from"),
-        ('forms = ["spiral"]', "forms is ['spiral']; it must be a list from"),
+        ("forms = 3", "forms is 3; it must be a list of"),
+        ("forms = []", "forms is []; it must be a list of"),
+        ('forms = ["spiral"]', "forms is ['spiral']; it must be a list of"),
         ('status = "guessed"', """status is 'guessed'; it must be "measured" or "documented\""""),
         ("opsets = [17, 13]", "opsets is [17, 13]; it must be the first and the last opset"),
         ("opsets = [13]", "opsets is [13]; it must be the first and the last opset"),
@@ -72,7 +72,7 @@ def emitted(model: onnx.ModelProto) -> set[str]:
         ("limits.Slice.axes = 1", "limits.Slice.axes is 1; it must be a list of axes"),
         (
             "limits.MatMul.variable = true",
-            "limits.MatMul.variable is True; it must be the maximum number of computed inputs",
+            "limits.MatMul.variable is True; it must be the maximum number of inputs that are not constant",
         ),
         ("limits.Gemm.attributes = { transA = 0 }", "limits.Gemm.attributes is {'transA': 0}; it must be a table"),
         ("faster_lowered = { GRU = -1 }", "faster_lowered is {'GRU': -1}; it must be a table of batch sizes"),
@@ -85,8 +85,8 @@ def emitted(model: onnx.ModelProto) -> set[str]:
         ("saturates = { Tanh = -1 }", "saturates is {'Tanh': -1}; it must be a table of operators with the argument"),
         ('tune = ["jump"]', "tune is ['jump']; it must be a list of rewrites (available: batch_directions"),
         ("colour = 3", "unknown key 'colour'; known keys: summary, status"),
-        ("summary", "not a target: "),
-        ("forms = [", "not a target: "),
+        ("summary", "not a target file: "),
+        ("forms = [", "not a target file: "),
     ],
 )
 def test_what_is_wrong_with_a_file_is_one_line(line, words, tmp_path, capsys):
@@ -149,7 +149,10 @@ def test_what_a_target_avoids_is_said_otherwise_or_refused(case, op_type, tmp_pa
     if refusal is None:
         assert op_type not in emitted(rnn_lower.lower(model, target=path))
     else:
-        assert f"does not support {op_type}: the operator is not on the target's list; no equivalent" in refusal
+        assert (
+            f"does not support {op_type}: the target file does not list this operator as supported; rnn_lower has no equivalent"
+            in refusal
+        )
         assert op_type in NEEDED[case.op]
 
 
@@ -226,7 +229,8 @@ def test_an_accelerator(feature, tmp_path):
 def test_rules_are_told_with_their_source(tmp_path):
     model, _ = build(Case("RNN", 17, "forward", N=1, weights="input"))
     with pytest.raises(
-        rnn_lower.UnsupportedError, match=r"does not support MatMul: the operator is not on the target's list"
+        rnn_lower.UnsupportedError,
+        match="does not support MatMul: the target file does not list this operator as supported",
     ):
         rnn_lower.lower(model, target=written(tmp_path, NPU))
     text = NPU.replace('"Conv",', '"Gemm",').replace("limits.Conv.constant = [1]", "limits.Gemm.constant = [1]")
@@ -255,7 +259,7 @@ def test_what_breaks_a_rule_is_never_an_output(monkeypatch, tmp_path):
     """If the search let something through, holding every emitted node against the rules would end the lowering."""
     monkeypatch.setattr(plan, "legalize", lambda nodes, b, constraints, results, declared: (list(nodes), results))
     model, _ = build(Case("LSTM", 17))
-    with pytest.raises(AssertionError, match=r"emitted MatMul .* which target mine does not support"):
+    with pytest.raises(AssertionError, match=r"the lowered form contains MatMul .* which target mine does not support"):
         rnn_lower.lower(model, target=written(tmp_path, IMAGINARY))
 
 
@@ -338,7 +342,7 @@ def test_a_form_whose_operator_is_not_taken_is_not_chosen(avoid, form, tmp_path)
     case = Case("GRU", 17, optional=("B",))
     assert holds(case, path) is None
     assert form in emitted(rnn_lower.lower(build(case)[0], target=path))
-    with pytest.raises(rnn_lower.UnsupportedError, match=rf"equivalent is known; use form=.{form.lower()}.$"):
+    with pytest.raises(rnn_lower.UnsupportedError, match=rf"has no equivalent for it; use form=.{form.lower()}.$"):
         rnn_lower.lower(build(case)[0], target=path, form=avoid.lower())
 
 

@@ -439,8 +439,8 @@ class GraphBuilder:
 def _positions(length: int) -> np.ndarray:
     if length > LARGE:
         raise UnsupportedError(
-            f"{length} steps need a constant with as many positions, but the limit is {LARGE};"
-            " declare a symbolic length"
+            f"a sequence of {length} steps needs a constant with {length} elements, but at most "
+            f"{LARGE} are allowed; declare the sequence length as a symbolic dimension"
         )
     return np.arange(length)
 

@@ -79,14 +79,13 @@ def check_reviewed(opset: int) -> None:
     for op_type in EMITTED if opset > NEWEST_REVIEWED_OPSET else ():
         if (version := version_of(op_type, opset)) > NEWEST_REVIEWED_OPSET:
             raise UnsupportedError(
-                f"{op_type} has version {version} at opset {opset}, but the newest opset that rnn_lower"
-                f" supports is {NEWEST_REVIEWED_OPSET}; convert the model to opset {NEWEST_REVIEWED_OPSET}, or"
-                " update rnn_lower"
+                f"{op_type} has version {version} at opset {opset}, but the newest opset that rnn_lower supports is "
+                f"{NEWEST_REVIEWED_OPSET}; convert the model to opset {NEWEST_REVIEWED_OPSET}, or update rnn_lower"
             )
     if opset > (newest := newest_opset()):
         text = (
             "opset %d is newer than the newest opset of the installed onnx (%d); lowering assumes that no"
-            " operator has changed"
+            " operator has changed since then"
         )
         logger.warning(text, opset, newest)
 

@@ -89,7 +89,7 @@ def compare_models(
     nothing = "" if is_same else comparison.nothing_compared(models.touched(), varied)
     empty = [value.name for value in models.original.model.graph.inputs if 0 in map(plain_dim, value.shape or ())]
     if nothing and empty:
-        nothing += f"; input '{empty[0]}' declares a size of 0, and onnxruntime trusts this declaration"
+        nothing += f"; input '{empty[0]}' declares a size of 0, which onnxruntime takes as the actual size"
         nothing += "; declare the size as unknown"
     differs = proof is not None and (not proof.changed or not comparison.ok)
     return CheckReport(
@@ -166,7 +166,7 @@ class ModelPair:
         if self._unknown:
             return f"{ORT} has no operator {self._unknown}, so the original model can be neither run nor checked"
         if "No corresponding Numpy type" in error:
-            return f"{ORT} does not accept inputs or outputs of this type; {INSTEAD}"
+            return f"{ORT} does not accept the type of an input or output of this model; {INSTEAD}"
         if self._refused and "Issues with types" in error:  # about the operator, not about the inputs
             text = f"{ORT} cannot load the original model ({self._refused})"
             return f"{text}, nor can onnx's evaluator run it; use `rnn-lower prove`, which runs neither model"
@@ -309,7 +309,7 @@ def refused_by_onnxruntime(node: RecurrentNode) -> str | None:
     if node.op_type == "RNN" and "sequence_lens" in node.inputs and _before(1, 26):
         return "an RNN with sequence_lens, for which onnxruntime before version 1.26 returns wrong results at length 0"
     if node.op_type == "RNN" and _before(1, 29) and _needs_defaults(node):
-        text = "an RNN activation without its alpha or beta"
+        text = "an RNN activation whose alpha or beta is not set"
         return f"{text}, for which onnxruntime before version 1.29 uses wrong defaults"
     if "hidden_size" not in attributes:
         return "hidden_size missing"

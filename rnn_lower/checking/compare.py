@@ -34,7 +34,7 @@ class Comparison:
         names = touched & self._reports.keys() or self._reports.keys()
         text = "every output" if names == self._reports.keys() else "every output of a recurrent node"
         if names and not self._filled & names:
-            return f"{text} is empty or contains no finite number"
+            return f"{text} is empty or contains no finite numbers"
         if names and not varied and not self._varied & names:
             return f"{text} is the same in all runs, although the inputs differ"
         return ""

@@ -59,7 +59,7 @@ class NodeRuns:
         """The runs of a node, in words."""
         runs = self._runs.get(index, ())
         parts = sorted(
-            {f"seq_length {run.steps}, batch_size {run.rows}, rows with lengths {list(run.lengths)}" for run in runs}
+            {f"seq_length {run.steps}, batch_size {run.rows}, sequence_lens {list(run.lengths)}" for run in runs}
         )
         return "; ".join(parts[:3]) or "did not run"
 

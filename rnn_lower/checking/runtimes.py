@@ -173,7 +173,7 @@ def missing(name: str) -> str | None:
         return f"{distribution} is not installed"
     lines = TARGETS[name].versions or tuple(filter(None, [name.partition("@")[2]]))
     if lines and not installed.startswith(tuple(f"{line}." for line in lines)):
-        return f"{distribution} {installed} is installed, but this target needs version {' or '.join(lines)}"
+        return f"{distribution} {installed} is installed, but the target needs {distribution} {' or '.join(lines)}"
     if name == "tinygrad" and shutil.which("clang") is None:
         return "tinygrad's CPU device needs clang, which is not installed"
     return None

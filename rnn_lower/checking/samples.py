@@ -69,12 +69,12 @@ def load_inputs(source: Mapping[str, Any] | str | os.PathLike[str], model: ir.Mo
         except OSError as error:
             raise RnnLowerError(f"{os.fspath(source)}: cannot be read as .npz: {error.strerror or error}") from None
         except Exception:  # zip, pickle and numpy raise different exceptions
-            text = "not an archive of plain arrays; create the file with np.savez"
+            text = "the file is not an .npz archive of numeric or string arrays; create it with np.savez"
             raise RnnLowerError(f"{os.fspath(source)}: cannot be read as .npz: {text}") from None
     missing = [value.name for value in required_inputs(model) if value.name not in feeds]
     if missing:
         names, held = ", ".join(map(str, missing)), ", ".join(map(str, feeds)) or "nothing"
-        raise RnnLowerError(f"the inputs have no array for {names}; they contain {held}")
+        raise RnnLowerError(f"the inputs contain arrays for {held}, but none for {names}; add the missing arrays")
     return feeds
 
 
@@ -82,9 +82,9 @@ def check_counterexample(path: str | os.PathLike[str], inputs: Any) -> None:
     """Raise RnnLowerError for a path that is not .npz, or that is the file of the given inputs."""
     name = os.fspath(path)
     if not name.endswith(".npz"):
-        raise RnnLowerError(f"{name}: a counterexample must have the extension .npz (--counterexample X.npz)")
+        raise RnnLowerError(f"{name}: the counterexample file must have the extension .npz (--counterexample X.npz)")
     if isinstance(inputs, (str, os.PathLike)) and os.path.realpath(inputs) == os.path.realpath(name):
-        raise RnnLowerError(f"{name}: the counterexample would overwrite the inputs; name another file")
+        raise RnnLowerError(f"{name}: the counterexample would overwrite the inputs; choose another file")
 
 
 def save_inputs(path: str | os.PathLike[str], feeds: Mapping[str, np.ndarray]) -> None:

@@ -28,5 +28,5 @@ def run_guarded(model: Any, on: str | None, function: Callable[P, R], *arguments
         return child_process.run_in_subprocess(function, *arguments, **keywords)
     except child_process.Ended as end:
         name = f"{os.fspath(model)}: " if isinstance(model, (str, os.PathLike)) else ""
-        text = f"the process that ran this model or the lowered model on {on or ORT} died ({end})"
+        text = f"the process that ran the original or the lowered model on {on or ORT} crashed ({end})"
         raise RnnLowerError(f"{name}{text}; use --prove or rnn-lower prove, which need no runtime") from None

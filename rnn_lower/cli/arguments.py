@@ -100,19 +100,16 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     check.add_argument("lowered", metavar="B.onnx", help="the lowered model; - means stdin")
     _check_arguments(check)
 
-    _raise_arguments(add("raise", "replace loops with recurrent nodes that are proved equal to them"))
+    _raise_arguments(add("raise", "replace loops with recurrent nodes that are proved equivalent to the loops"))
     _prove_arguments(add("prove", "prove in exact arithmetic that two models compute the same function"))
 
     inspect = add("inspect", "list the recurrent nodes of a model and their features")
     inspect.add_argument("model", metavar="IN.onnx", help="the model; - means stdin")
-    inspect.add_argument(
-        "--target",
-        metavar="RUNTIME",
-        help="also report whether this runtime runs each node correctly without lowering",
-    )
+    text = "also report whether this runtime runs each node correctly without lowering"
+    inspect.add_argument("--target", metavar="RUNTIME", help=text)
     _fixed_sizes(inspect)
 
-    lint = add("lint", "list the nodes that a runtime does not support, grouped by rule")
+    lint = add("lint", "list the nodes that a runtime does not support, grouped by the reason")
     lint.add_argument("model", metavar="IN.onnx", help="the model; - means stdin")
     lint.add_argument(
         "--target", metavar="RUNTIME", required=True, help="a runtime's name, or the path of a .toml file"
@@ -125,9 +122,10 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     _kit_arguments(
         add("kit", "write small test models, with inputs and expected outputs, to find out what a runtime supports")
     )
-    _kit_report_arguments(
-        add("kit-report", "evaluate the outputs that a runtime computed for a kit, and propose a target file")
+    text = (
+        "evaluate the outputs that a runtime computed for the test models of `rnn-lower kit`, and propose a target file"
     )
+    _kit_report_arguments(add("kit-report", text))
     return parser
 
 
@@ -222,24 +220,27 @@ def _kit_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=1e-4,
         metavar="L",
-        help="largest absolute difference that counts as correct (default 0.0001); use 0.01 for float16",
+        help=(
+            "largest absolute difference from the expected output at which an output still counts as "
+            "correct (default 0.0001); use 0.01 for a runtime that computes in float16"
+        ),
     )
 
 
 def _kit_report_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="FOLDER", help="the folder of the kit")
+    parser.add_argument("folder", metavar="FOLDER", help="the folder that rnn-lower kit wrote")
     parser.add_argument(
         "--results",
         metavar="RESULTS",
-        help="a folder with the outputs of each case, as CASE/NAME.npy or CASE.npz",
+        help="a folder with the outputs of each test model, as CASE/NAME.npy or CASE.npz",
     )
     parser.add_argument(
         "--run",
         metavar="COMMAND",
-        help="run this command for each case, with {model}, {inputs} and {outputs} replaced by paths",
+        help=("run this command for each test model, with {model}, {inputs} and {outputs} replaced by paths"),
     )
     parser.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="time limit for each run of the --run command (default 60)"
+        "--timeout", type=float, metavar="SECONDS", help="limit in seconds for each run of the command (default 60)"
     )
     parser.add_argument("-o", "--output", metavar="TARGET.toml", help="write the proposed target to this file")
 
@@ -256,7 +257,7 @@ def _fixed_sizes(parser: argparse.ArgumentParser) -> None:
         dest="shapes",
         action="append",
         metavar="INPUT:SIZE,SIZE...",
-        help="fix all sizes of an input; accepts several INPUT:SIZE,SIZE... values",
+        help="set all sizes of an input; accepts several INPUT:SIZE,SIZE... values",
     )
 
 
@@ -279,12 +280,12 @@ def _stream_arguments(parser: argparse.ArgumentParser) -> None:
         "--time", metavar="NAME", help="the axis of the stream: the name of its symbolic size, or INPUT[AXIS]"
     )
     parser.add_argument(
-        "--step", type=int, metavar="K", help="fix the chunk length to K frames, and unroll the steps of a chunk"
+        "--step", type=int, metavar="K", help="set the chunk length to K frames, and unroll the steps of a chunk"
     )
     parser.add_argument(
         "--keep-native",
         action="store_true",
-        help="keep the recurrent nodes, but turn their states into inputs and outputs",
+        help="keep the recurrent nodes, and make their states inputs and outputs of the model",
     )
     parser.add_argument(
         "--set", dest="fixed", metavar="INPUT=VALUE", action="append", help="replace an input with a constant"
@@ -301,9 +302,13 @@ def _stream_arguments(parser: argparse.ArgumentParser) -> None:
         help="template for the names of state inputs and outputs, with the fields {node}, {state}, {end} and {index}",
     )
     parser.add_argument(
-        "--reset", action="store_true", help="add an input `reset`, which resets selected rows of the state"
+        "--reset", action="store_true", help="add an input `reset`, which resets the state of selected batch rows"
     )
-    parser.add_argument("--delay", action="store_true", help="if nodes look ahead, delay the outputs by as many frames")
+    parser.add_argument(
+        "--delay",
+        action="store_true",
+        help="if nodes need future frames, delay the outputs by the number of frames they need",
+    )
     _sizes_and_limits(parser)
     _check_and_prove(
         parser,
@@ -377,7 +382,7 @@ def _counterexample(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--counterexample",
         metavar="X.npz",
-        help="if the models differ, write inputs for which they differ to this file",
+        help="if the models differ, write to this file inputs for which they differ",
     )
 
 
@@ -448,7 +453,7 @@ def resolve_files(arguments: argparse.Namespace) -> None:
     if arguments.output is None and len(models) == 2:
         arguments.output = models.pop()
     if arguments.output is None and len(models) == 1:
-        raise RnnLowerError(f"{models[0]}: the output file is missing; write IN.onnx OUT.onnx")
+        raise RnnLowerError(f"{models[0]}: no output file was specified; pass IN.onnx OUT.onnx")
     if len(models) > 1:
         several = "; use --out-dir FOLDER" if hasattr(arguments, "out_dir") else ""
         raise RnnLowerError(f"{len(models)} input models cannot share one output{several}")

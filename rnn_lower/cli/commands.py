@@ -127,7 +127,7 @@ def _lower_one(arguments: argparse.Namespace) -> int:
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The fields of `Options` that were set."""
     if arguments.output == "-" and sys.__stdout__ is None:
-        raise RnnLowerError("-o -: stdout is closed; name an output file")
+        raise RnnLowerError("-o -: stdout is closed; pass the name of an output file")
     options = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(Options)}
     options["dims"] = _dims(arguments)
     return {name: value for name, value in options.items() if value is not None}
@@ -265,7 +265,8 @@ def _report(arguments: argparse.Namespace) -> int:
     if arguments.svg:
         if unused := next(iter(comparison(arguments)), None):
             raise RnnLowerError(
-                f"--{unused} has no effect with --svg, because a drawing compares nothing; drop one of them"
+                f"--{unused} has no effect with --svg, because drawing a node does not compare models; "
+                f"drop --{unused} or --svg"
             )
         text, report = api.draw(arguments.model, arguments.node, **options), None
     else:

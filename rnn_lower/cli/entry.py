@@ -81,7 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         text = f"{type(error).__name__}: {error}"[:500]
         return _fail(
-            UNFORESEEN, f"internal error: {text}; set RNN_LOWER_TRACEBACK=1 to see the traceback, and report it"
+            UNFORESEEN,
+            (f"internal error: {text}; please report this bug, with the traceback that RNN_LOWER_TRACEBACK=1 prints"),
         )
     finally:
         COMMAND_LINE.reset(token)
@@ -164,14 +165,14 @@ def _stdin_as_file(arguments: argparse.Namespace) -> Iterator[None]:
         yield
         return
     if len(names) + several.count("-") > 1:
-        raise RnnLowerError("-: only one model can be read from stdin; name a file for the other model")
+        raise RnnLowerError("-: only one model can be read from stdin; pass a file name for the other model")
     with tempfile.TemporaryDirectory(prefix="rnn_lower_") as folder:
         path = os.path.join(folder, "stdin.onnx")
         with open(path, "wb") as file, contextlib.suppress(OSError):
             if sys.stdin is not None and not sys.stdin.isatty():
                 shutil.copyfileobj(sys.stdin.buffer, file)
         if not os.path.getsize(path):
-            raise RnnLowerError("-: nothing is piped into stdin; name a file")
+            raise RnnLowerError("-: nothing is piped into stdin; pass a file name")
         values.update(dict.fromkeys(names, path))
         several[:] = [path if model == "-" else model for model in several]
         try:
@@ -179,5 +180,5 @@ def _stdin_as_file(arguments: argparse.Namespace) -> Iterator[None]:
         except RnnLowerError as error:
             text = str(error).replace(path, "-")
             if f"{folder}{os.sep}" in text:  # the temporary folder contains only the model
-                text = "-: the model has external weights, which cannot be read from a pipe; name a file"
+                text = "-: the model has external weights, which cannot be read from a pipe; pass a file name"
             raise type(error)(text) from None

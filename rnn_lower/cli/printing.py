@@ -80,9 +80,9 @@ def print_raised(arguments: argparse.Namespace, written: str | None, loops: Sequ
         _print(f"{loop.name}: {loop.op_type or 'not replaced'}{f' ({loop.why})' if loop.why else ''}")
     count = sum(bool(loop.op_type) for loop in loops)
     text = (
-        f"{count} of {_count(len(loops), 'loop')} proved equal to a recurrent node"
+        f"{count} of {_count(len(loops), 'loop')} proved equivalent to recurrent nodes"
         if loops
-        else "the model contains no loop"
+        else "the model contains no loops"
     )
     _print(f"wrote {written}: {text}" if written else f"nothing was written: {text}")
 
@@ -106,7 +106,7 @@ def print_linted(arguments: argparse.Namespace, report: LintReport) -> None:
         _print(f"{target} supports all {_count(report.nodes, 'node')}")
         return
     mended = sum(finding.lowering_mends for finding in report.findings)
-    more = f"; lowering replaces {mended} of them" if mended else ""
+    more = f"; lowering replaces {mended} of these nodes" if mended else ""
     _print(f"{target} does not support {len(report.findings)} of {_count(report.nodes, 'node')}{more}")
 
 
@@ -117,7 +117,9 @@ def print_kit(arguments: argparse.Namespace, kit: Manifest) -> None:
         return
     for refused in kit.refused:
         _print(f"skipped {refused.feature} ({refused.form}): {refused.why}")
-    _print(f"wrote {arguments.output}: {len(kit.cases)} models for {len(kit.features)} features")
+    _print(
+        f"wrote {arguments.output}: {_count(len(kit.cases), 'test model')} for {_count(len(kit.features), 'feature')}"
+    )
 
 
 def print_kit_report(arguments: argparse.Namespace, written: str | None, report: KitReport) -> None:
@@ -136,17 +138,20 @@ def print_kit_report(arguments: argparse.Namespace, written: str | None, report:
     for error in report.errors[:5]:
         _print(f"error: {error}")
     if report.failing:
-        _print(f"operators that occur only in failed models: {', '.join(report.failing)}")
+        _print(f"operators that occur only in test models with wrong or missing outputs: {', '.join(report.failing)}")
     for feature, form in report.unexplained:
-        _print(f"{feature} ({form}) failed, although each of its operators also occurs in a correct model")
+        _print(
+            f"a test model of {feature} ({form}) did not return the expected outputs, although each of its "
+            "operators also occurs in a test model that did"
+        )
     if written:
         _print(f"wrote {written}")
     elif report.proposal:
         print(f"proposed target:\n\n{report.proposal}")
     else:
         _print(
-            "no target was proposed, because no lowered model returned the expected outputs; write a kit for"
-            " another target"
+            "no target was proposed, because no lowered test model returned the expected outputs; "
+            "run rnn-lower kit with another --target"
         )
 
 
@@ -173,9 +178,7 @@ def print_native(target: Target, records: Sequence[Record]) -> None:
     if count:
         nodes = f"{count} of {_count(len(records), 'node')}"
         kept = "it" if count == 1 else "them"
-        _print(
-            f"{target.name} was measured to run {nodes} correctly without lowering; to keep {kept}, pass --keep-native"
-        )
+        _print(f"in tests, {target.name} ran {nodes} correctly without lowering; to keep {kept}, pass --keep-native")
 
 
 NOTHING_WRITTEN = "nothing was written, because the comparison failed"
@@ -198,7 +201,9 @@ def print_streamed(
     for state in states:
         _print(f"state {state['input']} -> {state['output']} of {state['of']}, initial value {state['first']}")
     if states:
-        _print("chunk length: any" if plan.every == 1 else f"chunk length: a multiple of {plan.every} frames")
+        _print(
+            "chunk length: any" if plan.every == 1 else f"the chunk length must be a multiple of {plan.every} frames"
+        )
     if result.kept:
         _print(f"{_count(result.kept, 'recurrent node')} kept")
     if result.records or not result.kept:

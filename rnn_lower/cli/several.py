@@ -70,7 +70,7 @@ def _outputs(arguments: argparse.Namespace) -> list[str]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RnnLowerError(f"--out-dir {folder}: {error.strerror or error}; name another folder") from None
+        raise RnnLowerError(f"--out-dir {folder}: {error.strerror or error}; choose another folder") from None
     _check_files(arguments.models, list(used))
     return list(used)
 
@@ -86,7 +86,7 @@ def _check_files(models: Sequence[str], outputs: Sequence[str]) -> None:
             raise RnnLowerError(f"{both}; lower one of them separately with -o OUT.onnx")
         if file in inputs and _identity(model) != file:
             lost = f"writing {model} to {output} would overwrite the input {inputs[file]}"
-            raise RnnLowerError(f"{lost}; name another folder with --out-dir")
+            raise RnnLowerError(f"{lost}; choose another folder with --out-dir")
         written[file] = model
 
 

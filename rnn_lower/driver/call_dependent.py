@@ -72,8 +72,8 @@ def _check_imports(model: ir.Model, identifiers: Collection[ir.OperatorIdentifie
             if imports.get(domain, version) != version:
                 name = f"{identifier[0]}.{identifier[1]}"
                 text = (
-                    f"function {name} imports opset {version} of '{domain}', but the model imports opset"
-                    f" {imports[domain]}"
+                    f"function {name} imports opset {version} of '{domain}', but the model imports opset "
+                    f"{imports[domain]}; convert the function to opset {imports[domain]}"
                 )
                 raise RnnLowerError(text)
 

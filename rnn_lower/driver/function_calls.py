@@ -29,7 +29,10 @@ RUN_BY = ("onnxruntime", "onnxruntime@1.20", "onnxruntime@1.17", "onnx-reference
 def check_target(target: str) -> None:
     """Raise RnnLowerError unless a runtime is known to run function calls."""
     if target not in RUN_BY:
-        text = f"target {target} is not known to run function calls; drop --as-function, or choose one of these targets"
+        text = (
+            f"no test shows that target {target} runs function calls; drop --as-function, or choose "
+            "one of these targets"
+        )
         raise RnnLowerError(f"{text}: {', '.join(RUN_BY)}")
 
 
@@ -71,7 +74,7 @@ class Calls:
             return
         if self._model.ir_version < IR_VERSION:
             logger.info(
-                "raised the IR version from %d to %d, the first version with functions",
+                "raised the IR version from %d to %d, the first version that allows functions in a model",
                 self._model.ir_version,
                 IR_VERSION,
             )

@@ -80,7 +80,8 @@ class LowerRecurrentPass(ir.passes.InPlacePass):
         find_target(self.options.target)
         if self.options.raise_loops:
             raise UnsupportedError(
-                "a pass cannot raise loops; use `lower` or `lower_file`, or call `raise_loops` on the model first"
+                "a pass cannot replace loops with recurrent nodes; use `lower` or `lower_file`, or call "
+                "`raise_loops` on the model first"
             )
         self.records: list[Record] = []
 
@@ -118,7 +119,10 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
     Folding and unrolling the model's own loops change all of a model, so they come first.
     """
     if options.raise_loops:
-        raise UnsupportedError("only `lower` and `lower_file` raise loops; call `raise_loops` on the model first")
+        raise UnsupportedError(
+            "only `lower` and `lower_file` can replace loops with recurrent nodes; call "
+            "`raise_loops` on the model first"
+        )
     if not any(_folds_and_unrolls(document.model, options)):
         return document, options
     requested = options.fold or options.loops
@@ -126,7 +130,8 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
         if not requested:
             return document, options
         raise UnsupportedError(
-            f"the model has {lost}, which refers to parts of the graph that folding may remove; drop --fold and --loops"
+            f"the model has {lost}, which can refer to nodes and values that folding may remove; drop "
+            "--fold and --loops"
         )
     changed, notes = False, list[str]()
 
@@ -189,7 +194,8 @@ def _change_all(model: ir.Model, options: Options) -> tuple[bool, list[str]]:
     notes = list[str]()
     if folded and not options.fold:
         notes.append(
-            f"folded constants, because target {options.target} needs static sizes, but the model computes some"
+            f"folded constants, because target {options.target} needs static sizes, but the model "
+            "computes some sizes at run time"
         )
     if not unrolls:
         return True, notes
@@ -310,7 +316,10 @@ def _warn_of_others(model: ir.Model) -> None:
     for op_type in OTHERS:
         if counts[op_type]:
             logger.warning(
-                "%d %s (com.microsoft) remain; of onnxruntime's own operators, only DynamicQuantizeLSTM is lowered",
+                (
+                    "%d %s (com.microsoft) were not lowered; the only operator of onnxruntime that rnn_lower "
+                    "lowers is DynamicQuantizeLSTM"
+                ),
                 counts[op_type],
                 op_type,
             )

@@ -212,7 +212,11 @@ class Plan:
         known: dict[str, Any] = {name: n for name, n in sizes.items() if not isinstance(getattr(node, name), int)}
         for name, size in known.items():
             if not 0 <= size <= LARGEST_SIZE:
-                why = f"the maximum is {LARGEST_SIZE}" if size > 0 else "the sizes of the inputs are too small"
+                why = (
+                    f"the maximum is {LARGEST_SIZE}"
+                    if size > 0
+                    else "an input of the node is smaller than the attributes of the node require"
+                )
                 raise InvalidNodeError(f"{node.describe()}: {name} is {size}; {why}")
         return dataclasses.replace(site, node=dataclasses.replace(node, **known)) if known else site
 
@@ -266,7 +270,10 @@ class Plan:
         self._left -= count
         if self._left < 0:
             limit = self._options.max_nodes
-            what = f"its lowering emits {count} nodes, so the model exceeds the limit of {limit} nodes by {-self._left}"
+            what = (
+                f"lowering this node emits {count} nodes, so the model would exceed the limit of {limit} "
+                f"nodes by {-self._left}"
+            )
             raise UnmetRequirementError(what, [Requirement(what, nodes=True)])
 
     def _unsupported(self, site: Site, error: UnsupportedOpError) -> UnsupportedError:
@@ -293,8 +300,8 @@ class Plan:
         nodes, results = legalize(nodes, b, constraints, results, declared.get)
         for violation in ConstraintChecker(constraints, b.opset, declared.get).violations(nodes):
             raise AssertionError(
-                f"{node.describe()}: emitted {violation.node.op_type} '{violation.node.name}', which target"
-                f" {self._target.name} does not support: {violation.rule}"
+                f"{node.describe()}: the lowered form contains {violation.node.op_type} '{violation.node.name}', which "
+                f"target {self._target.name} does not support: {violation.rule}"
             )
         return nodes, results
 
@@ -306,8 +313,8 @@ class Plan:
         for op_type in sorted({node.op_type for node in with_bodies(emitted)}):
             if not same_signature(op_type, own, of_model):
                 what = (
-                    f"the function imports opset {own} and the model opset {of_model}, but {op_type} differs"
-                    " between these opsets"
+                    f"the function imports opset {own}, but the model imports opset {of_model}, and {op_type} "
+                    "differs between these opsets"
                 )
                 raise UnmetRequirementError(what, [Requirement(what, opsets=(of_model, of_model))])
 

@@ -98,8 +98,8 @@ def _suggestion(lacks: Sequence[Requirement], options: Options, model: ir.Model,
         last = min(opsets[1], newest_opset())
         again = f"; export the model again at an opset from {opsets[0]} to {last}"
     if any(lack.sizes for lack in lacks) and (error is None or isinstance(error, UnmetRequirementError)):
-        return "no option helps: the size stays unknown even if every input size is fixed"
-    return f"no option helps{f': {error}' if error else ''}{again}"
+        return "this size stays unknown even if all input sizes are known; export the model with a fixed size"
+    return f"no option avoids this{f'; the last attempt failed with: {error}' if error else ''}{again}"
 
 
 def _written(change: Change, options: Options) -> str:

@@ -166,12 +166,13 @@ def locate(tensor: onnx.TensorProto, folder: Path) -> Place:
     location, text = entries.get("location", ""), f"tensor '{tensor.name}'"
     parts = PurePosixPath(location).parts
     if len(entries) < len(tensor.external_data):
-        raise RnnLowerError(f"{text}: an entry of its external data is repeated")
+        raise RnnLowerError(f"{text}: its external data repeats a key; export the model again")
     if not location or "\0" in location:
-        raise RnnLowerError(f"{text} has external data without a location")
+        raise RnnLowerError(f"{text} has external data without a location; export the model again")
     if PurePosixPath(location).is_absolute() or PureWindowsPath(location).anchor or ".." in parts:
         raise RnnLowerError(
-            f"{text}: its data is in '{location}', which is not in or below the model's folder; move the file there"
+            f"{text}: its data is in '{location}', which is not in or below the model's folder; move "
+            "the data file into that folder"
         )
     path = folder / location
     try:
@@ -187,7 +188,7 @@ def locate(tensor: onnx.TensorProto, folder: Path) -> Place:
         raise RnnLowerError(f"{text} contains strings, which external data cannot represent")
     numbers = [entries.get("offset") or "0", entries.get("length") or str(wanted)]
     if not all(number.isascii() and number.isdecimal() for number in numbers):  # int() also reads "1_0" and " 1"
-        raise RnnLowerError(f"{text}: the offset or the length of its external data is not a non-negative integer")
+        raise RnnLowerError(f"{text}: the offset and the length of its external data must be non-negative integers")
     offset, length = map(int, numbers)
     if length != wanted:
         raise RnnLowerError(

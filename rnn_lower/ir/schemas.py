@@ -78,4 +78,4 @@ def malformed(node: ir.Node, opset: int) -> str:
     missing = [
         name for name, attribute in schema.attributes.items() if attribute.required and name not in node.attributes
     ]
-    return f"its required attribute '{missing[0]}' is missing" if missing else of_another_type(node, schema)
+    return f"the required attribute '{missing[0]}' of the node is missing" if missing else of_another_type(node, schema)

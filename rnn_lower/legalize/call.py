@@ -84,7 +84,7 @@ class PatternBuilder(GraphBuilder):
     def op_direct(self, op_type: str, *inputs: Operand, name: str, **parameters: Any) -> ir.Value:
         """Emit this operator without legalization. Raises UnsupportedOpError if the target does not support it."""
         if not self.supports(op_type):
-            raise UnsupportedOpError(op_type, "the operator is not on the target's list")
+            raise UnsupportedOpError(op_type, "the target file does not list this operator as supported")
         result = self.op(op_type, *inputs, name=name, **parameters)
         node = result.producer()
         rule = None if node is None else self.checker.violation(node)

@@ -101,7 +101,7 @@ def _axes(limit: Sequence[int], use: NodeView) -> str | None:
     if axes is None and use.op_type in ("Split", "Gather"):
         axes = (0,)
     if axes is None or shape is None:
-        return "an axis is unknown"
+        return "an axis of this node is not a constant"
     rank = len(shape) + (len(axes) if use.op_type == "Unsqueeze" else 0)
     positions = [axis % rank if rank else axis for axis in axes]
     if use.op_type == "Slice":  # ignore axes that are not sliced
@@ -123,7 +123,9 @@ def _axes(limit: Sequence[int], use: NodeView) -> str | None:
 
 
 def _steps(limit: Sequence[int], use: NodeView) -> str | None:
-    return next((f"this node has step {step}" for step in use.parameter("steps") or (1,) if step not in limit), None)
+    return next(
+        (f"a slice of this node has step {step}" for step in use.parameter("steps") or (1,) if step not in limit), None
+    )
 
 
 def _elements(limit: int, use: NodeView) -> str | None:
@@ -131,7 +133,9 @@ def _elements(limit: int, use: NodeView) -> str | None:
     counts += [len(held) for name, held in use.attributes if name in PARAMETERS and isinstance(held, tuple)]
     return next(
         (
-            "the size of a parameter is unknown" if count is None else f"a parameter has {count}"
+            "the number of elements in a parameter of this node is unknown"
+            if count is None
+            else f"a parameter has {count}"
             for count in counts
             if count != limit
         ),
@@ -251,16 +255,18 @@ class OpConstraints:
         if op_type in FREE:
             return None
         if not self.listed(op_type):
-            return self._message(op_type, "the operator is not on the target's list")
+            return self._message(op_type, "the target file does not list this operator as supported")
         first, last = self.opsets
         if not first <= use.opset <= last:
-            return self._message("opsets", f"opsets {first} to {last} are supported, but the opset is {use.opset}")
+            return self._message(
+                "opsets", f"the target supports opsets {first} to {last}, but the model has opset {use.opset}"
+            )
         for info in (*use.operands, *use.outputs):
             if self.rank is not None and info.shape is not None and len(info.shape) > self.rank:
                 high = f"an input or output has rank {len(info.shape)}"
-                return self._message("rank", f"ranks up to {self.rank} are supported, but {high}")
+                return self._message("rank", f"the target supports tensors of rank {self.rank} or lower, but {high}")
             if self.static and info.sizes is None:
-                return self._message("static", "all sizes must be known, but a size of this node is not")
+                return self._message("static", "all sizes must be known, but this node has an unknown size")
         for name, text in self.limits.get(op_type, {}).items():
             words, check = CHECKS[name]
             instead = check(text, use)

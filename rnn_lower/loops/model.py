@@ -109,9 +109,9 @@ def _fold(model: ir.Model) -> None:
 def _with_advice(why: str, model: ir.Model) -> str:
     """The reason why a loop stays, with the `--dim` options that may help."""
     free = list(dict.fromkeys(name for *_, name in free_dims(declared_shapes(model))))
-    if not free or "--" in why or "sequence" in why.split(",")[0].split()[-1:]:
+    if not free or "--" in why or "an ONNX sequence" in why:
         return why
-    return f"{why}; fix the input sizes ({', '.join(f'--dim {name}=N' for name in free[:4])})"
+    return f"{why}; set the input sizes ({', '.join(f'--dim {name}=N' for name in free[:4])})"
 
 
 def _unroll(node: ir.Node, scope: Scope, b: GraphBuilder, shape_info: ShapeInfo, max_nodes: int) -> int:

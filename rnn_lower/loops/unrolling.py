@@ -58,11 +58,14 @@ class Unroller:
         for value in (*node.inputs, *node.outputs):
             if value is not None and value.type is not None and not isinstance(value.type, ir.TensorType):
                 raise NotCountedError(
-                    "it carries a sequence, which cannot be unrolled; export the model with tensors as states"
+                    "one of its states is an ONNX sequence instead of a tensor, so the node cannot be "
+                    "unrolled; export the model with tensors as states"
                 )
         results = self._loop(node, env) if node.op_type == "Loop" else self._scan(node, env)
         if len(results) != len(node.outputs):
-            raise NotCountedError(f"its body returns {len(results)} values, but it has {len(node.outputs)} outputs")
+            raise NotCountedError(
+                f"the body of the node returns {len(results)} values, but the node has {len(node.outputs)} outputs"
+            )
         return results
 
     # -- counting ------------------------------------------------------------------------------------------------------
@@ -80,14 +83,16 @@ class Unroller:
             count = None
         self._varying |= {body.inputs[0], *_changed(body.inputs[2:], body.outputs[1:])}
         if len(body.outputs) <= len(states):
-            raise NotCountedError(f"its body returns {len(body.outputs)} values for {len(states)} states")
+            raise NotCountedError(
+                f"its body returns {len(body.outputs)} values, too few for a condition and {len(states)} states"
+            )
         last, steps = self._run(body, env, states, count, going=going)
         outputs = body.outputs[1 + len(states) :]
         return [*last, *(self._stack([step[k] for step in steps], 0, out) for k, out in enumerate(outputs))]
 
     def _scan(self, node: ir.Node, env: Env) -> list[Item]:
         if self.b.opset < SCAN_WITHOUT_BATCH or "directions" in node.attributes:
-            raise NotCountedError("it is a Scan of version 8; convert the model first (--opset 9 or newer)")
+            raise NotCountedError("it is a Scan of version 8; convert the model to opset 9 or newer first (--opset N)")
         inputs, body = self._inputs(node, env), node.attributes["body"].as_graph()
         first = len(inputs) - node.attributes["num_scan_inputs"].as_int()
         states, outputs = inputs[:first], body.outputs[first:]
@@ -101,7 +106,7 @@ class Unroller:
             sequences.append(self._sequence(item, axis)[:: -1 if back else 1])
         counts = {len(rows) for rows in sequences}
         if len(counts) != 1:
-            raise NotCountedError(f"its sequences have different lengths, {sorted(counts)}")
+            raise NotCountedError(f"its scan inputs have different lengths, {sorted(counts)}")
         self._varying |= {*_changed(body.inputs[:first], body.outputs)}
         (count,) = counts
         last, steps = self._run(body, env, states, count, sequences)
@@ -138,9 +143,9 @@ class Unroller:
         """Whether the condition of a Loop allows another step."""
         known = np.array(True) if going is None else self.items.array(going)
         if known is None and (not steps or count is None):
-            raise NotCountedError("its condition depends on data or on unknown sizes")
+            raise NotCountedError("its condition depends on input values or on unknown sizes")
         if known is None:
-            raise NotCountedError(f"a condition that depends on data may end the loop at step {len(steps)}")
+            raise NotCountedError(f"its condition depends on input values and may end the loop at step {len(steps)}")
         return bool(np.all(known))
 
     def _sequence(self, item: Item, axis: int) -> Sequence[Item]:
@@ -170,7 +175,7 @@ class Unroller:
             shape, dtype = self._shape_info.verified_shape(output), self._shape_info.dtype(output)
             sizes = [size for size in shape or () if isinstance(size, int)]
             if axis or dtype is None or shape is None or len(sizes) < len(shape):
-                raise NotCountedError(f"it runs no steps, and the shape of '{output.name}' is unknown")
+                raise NotCountedError(f"it has zero iterations, and the shape of '{output.name}' is unknown")
             return np.zeros((0, *sizes), dtype.numpy())
         if not axis:
             return Table(tuple(rows))
@@ -190,8 +195,8 @@ class Unroller:
         if max(estimate, len(self.b.nodes), (count or step) if step < 2 or count is None else 0) > self._max_nodes:
             steps = f"{count} steps" if count is not None else f"more than {step} steps"
             raise NotCountedError(
-                f"unrolling {steps} emits about {max(estimate, count or step)} nodes, but the limit allows only"
-                f" {self._max_nodes} more; raise the limit (--max-nodes N)"
+                f"unrolling {steps} emits about {max(estimate, count or step)} nodes, but only"
+                f" {self._max_nodes} more nodes are allowed; raise the limit (--max-nodes N)"
             )
 
     # -- one step ------------------------------------------------------------------------------------------------------

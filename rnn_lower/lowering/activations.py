@@ -73,6 +73,9 @@ def assign(
         alpha = None if kind.alpha is None else next(alpha_queue, None)
         beta = None if kind.beta is None else next(beta_queue, None)
         if name == "ThresholdedRelu" and alpha is None:
-            notes.append("ThresholdedRelu without alpha uses 0, like onnxruntime; the ONNX specification implies 1.0")
+            notes.append(
+                "ThresholdedRelu has no alpha; the lowered model uses 0, as onnxruntime does, although "
+                "the ONNX specification implies 1.0"
+            )
         result.append(Activation(name, kind.alpha if alpha is None else alpha, kind.beta if beta is None else beta))
     return tuple(result), notes

@@ -201,8 +201,7 @@ def no_steps(b: GraphBuilder, recurrence: Recurrence, extent: Extent) -> Result:
 def _check_count(b: GraphBuilder, seq_length: int, nodes: int, about: str = "") -> None:
     if b.max_nodes is not None and nodes > b.max_nodes:
         what = (
-            f"unrolling {seq_length} steps emits {about}{nodes} nodes, but the limit allows only"
-            f" {b.max_nodes} more (--max-nodes)"
+            f"unrolling {seq_length} steps emits {about}{nodes} nodes, but at most {b.max_nodes} more nodes are allowed"
         )
         raise UnmetRequirementError(what, [Requirement(what, forms=("scan", "loop"), nodes=True)])
 

@@ -127,8 +127,8 @@ class FunctionContext:
             raise UnsupportedError(f"version {self.version} of {self.op_type} is unknown; known versions: {known}")
         if opset < FIRST_OPSET:
             raise UnsupportedError(
-                f"a function body needs opset {FIRST_OPSET} or newer, not {opset}, because it uses the current"
-                " versions of Scan and Loop"
+                f"a function body needs opset {FIRST_OPSET} or newer, not {opset}, because it uses "
+                "versions of Scan and Loop that older opsets do not have"
             )
         if opset > newest_opset():
             raise UnsupportedError(
@@ -158,7 +158,7 @@ def _node(context: FunctionContext) -> RecurrentNode:
     wanted = context.operator.outputs if context.outputs is None else context.outputs
     if not wanted:
         raise RnnLowerError(
-            f"outputs is empty; choose from the outputs of {context.op_type}: {', '.join(context.operator.outputs)}"
+            f"'outputs' is empty; choose from the outputs of {context.op_type}: {', '.join(context.operator.outputs)}"
         )
     text = (("input", context.inputs, context.operator.inputs), ("output", wanted, context.operator.outputs))
     for what, names, known in text:

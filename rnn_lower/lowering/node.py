@@ -211,13 +211,13 @@ def _read(node: ir.Node, opset: int, path: str, shape_info: ShapeInfo) -> Recurr
         raise InvalidNodeError(f"unknown direction '{direction}'; known directions: forward, reverse, bidirectional")
     layout = attributes.get("layout", 0)
     if layout not in (0, 1):
-        raise InvalidNodeError(f"layout is {layout}; it must be 0 or 1")
+        raise InvalidNodeError(f"attribute 'layout' is {layout}; it must be 0 or 1")
     notes: list[str] = []
     activations = _activations(op, len(DIRECTIONS[direction]), attributes, notes)
     sizes = _sizes(op, inputs, attributes.get("hidden_size"), len(DIRECTIONS[direction]), layout, shape_info)
     _check_outputs(outputs, {**sizes, "num_directions": len(DIRECTIONS[direction])}, layout)
     if not attributes.get("output_sequence", 1) and "Y" in outputs and outputs["Y"].uses():
-        notes.append("output_sequence is 0, but Y is used, so it is computed")
+        notes.append("output_sequence is 0, but another node uses output Y, so Y is computed anyway")
     return RecurrentNode(
         op_type=op,
         version=version,
@@ -246,7 +246,10 @@ def version_at(op_type: str, opset: int) -> int:
     if op_type == QUANTIZED:
         return 1
     if opset < 1:
-        raise UnsupportedError(f"the model imports opset {opset} of the default domain; opsets start at 1")
+        raise UnsupportedError(
+            f"the model imports opset {opset} of the default domain, but the oldest opset is 1; set "
+            "the right opset in the model"
+        )
     version = version_of(op_type, opset)
     if version not in OPERATORS[op_type].versions:
         known = ", ".join(map(str, OPERATORS[op_type].versions))
@@ -264,8 +267,8 @@ def _attributes(node: ir.Node, version: int) -> dict[str, Any]:
             raise InvalidNodeError(f"{node.op_type} version {version} has no attribute '{name}'")
         if attribute.is_ref():
             raise UnsupportedError(
-                f"attribute '{name}' refers to attribute '{attribute.ref_attr_name}' of the function;"
-                " lower with --fold, which inlines the function"
+                f"attribute '{name}' refers to attribute '{attribute.ref_attr_name}' of the function; "
+                "lower the model with --fold, which inlines the function"
             )
         if attribute.type != row[0]:
             raise InvalidNodeError(f"attribute '{name}' has type {attribute.type.name}; its type must be {row[0].name}")
@@ -291,8 +294,8 @@ def _activations(
         names = names[:1]  # some exporters always list two; onnxruntime uses the first
     if len(names) != per_direction * num_directions:
         raise InvalidNodeError(
-            f"the node lists {len(names)} activations; {op} needs {per_direction} per direction,"
-            f" {per_direction * num_directions} in all"
+            f"the number of activations is {len(names)}, but {op} needs {per_direction} per direction, "
+            f"{per_direction * num_directions} in all"
         )
     flat, surprises = assign(names, attributes.get("activation_alpha", ()), attributes.get("activation_beta", ()))
     notes.extend(surprises)
@@ -306,11 +309,11 @@ def _clip(op: str, clip: float | None, notes: list[str]) -> float | None:
     if clip is None or clip == float("inf") or (op == "RNN" and clip < 0):
         return None
     if clip != clip:
-        raise InvalidNodeError("clip is NaN; it must be a number")
+        raise InvalidNodeError("attribute 'clip' is NaN; it must be a number")
     if op != "RNN" and clip < 0:
-        raise InvalidNodeError(f"clip is {clip:g}; it must be positive")
+        raise InvalidNodeError(f"attribute 'clip' is {clip:g}; it must be positive")
     if op != "RNN" and clip == 0:
-        notes.append("clip is 0, which disables clipping; onnxruntime rejects 0")
+        notes.append("attribute 'clip' is 0, which disables clipping; onnxruntime does not accept 0")
         return None
     return float(clip)
 
@@ -353,12 +356,11 @@ def _sizes(
                 times = "" if factor == 1 else f"{factor} * "
                 by = f" according to {source[size]}" if size in source else ""
                 raise InvalidNodeError(
-                    f"{name} has shape {_shown(shape)}; size {dim} must be {times}{size}, where {size} is {known}{by}"
+                    f"{name} has shape {_shown(shape)}, but size {dim} must be {times}{size}, and {size} is {known}{by}"
                 )
             elif dim % factor:
-                raise InvalidNodeError(
-                    f"{name} has shape {_shown(shape)}; size {dim} must be a multiple of {factor}, the number of gates"
-                )
+                text = f"size {dim} must be a multiple of {factor}, the number of gates"
+                raise InvalidNodeError(f"{name} has shape {_shown(shape)}, but {text}")
             elif size != "num_directions":
                 sizes[size] = dim // factor
                 source.setdefault(size, name)

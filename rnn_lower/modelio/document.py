@@ -194,7 +194,7 @@ class Document:
             raise RnnLowerError(f"the lowered model cannot be serialized: {error.__cause__ or error}") from None
         self._write_imports()
         if nesting > DEEP and not _is_readable(self.proto):
-            raise _too_deep("no option helps, because form unroll already nests the least")
+            raise _too_deep("no other form helps, because form unroll already has the fewest nested graphs")
         return self.proto
 
     def check_nesting(self) -> int:
@@ -280,7 +280,7 @@ def _read(proto: onnx.ModelProto) -> ir.Model:
 
 
 def _too_deep(suggestion: str) -> UnsupportedError:
-    text = f"the lowered model nests graphs more than {MAX_NESTING} levels deep, which protobuf cannot read"
+    text = f"the graphs in the lowered model are nested more than {MAX_NESTING} levels deep, too deep for protobuf"
     return UnsupportedError(f"{text}; {suggestion}")
 
 
@@ -306,7 +306,9 @@ def _as_no_model() -> Iterator[None]:
 
 
 def _not_carried(what: str) -> UnsupportedError:
-    return UnsupportedError(f"folding uses onnx_ir, which does not support {what}; drop --fold or --set")
+    return UnsupportedError(
+        f"--fold and --set use the package onnx_ir, which does not support {what}; drop these options"
+    )
 
 
 def _sort(model: ir.Model) -> None:
@@ -315,7 +317,7 @@ def _sort(model: ir.Model) -> None:
         for scope in roots(model):
             scope.graph.sort()
     except ValueError:
-        raise InvalidNodeError("the nodes form a cycle") from None
+        raise InvalidNodeError("the nodes of the graph form a cycle; export the model again") from None
 
 
 def _redeclare(info: onnx.ValueInfoProto, shape: ir.Shape, everywhere: bool) -> None:

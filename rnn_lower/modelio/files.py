@@ -180,9 +180,9 @@ def staged(
             linked = not streamed and path.parent.resolve() != Path(destination).absolute().parent.resolve()
             if result.data.exists() and (streamed or linked):
                 way_out = (
-                    f"cannot be written through a link; write to {path}"
+                    f"cannot be written through a symbolic link; write to {path}"
                     if linked
-                    else "cannot be written to a stream; name a file"
+                    else "cannot be written to a stream; pass a file name"
                 )
                 raise UnsupportedError(f"{text}: the model has weights in another file, which {way_out}")
             yield result
@@ -217,7 +217,7 @@ class _Stream(Staged):
         content = self.path.read_bytes()
         if str(self.destination) == "-":
             if not to_stdout(content):
-                raise RnnLowerError("-: stdout does not accept bytes; name a file")
+                raise RnnLowerError("-: stdout does not accept bytes; pass a file name")
             return
         with open(self.destination, "wb") as stream:
             stream.write(content)

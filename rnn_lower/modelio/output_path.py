@@ -25,21 +25,23 @@ def checked_destination(
     """
     path = Path(name_of(destination))
     if os.path.basename(destination) in ("", ".", ".."):  # also a name that ends with a slash
-        raise RnnLowerError(f"{os.fspath(destination) or path}: cannot be written: it is a folder")
+        raise RnnLowerError(f"{os.fspath(destination) or path}: cannot be written: it is a folder; name a file")
     if str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
         return path
     real = Path(os.path.realpath(path))
     if real.is_symlink():
-        raise RnnLowerError(f"{path}: cannot be written: it is a link to itself")
+        raise RnnLowerError(f"{path}: cannot be written: it is a link to itself; choose another file")
     if not text and not is_binary(real):
-        raise RnnLowerError(f"{path}: cannot be written: this extension means a text format; use the extension .onnx")
+        raise RnnLowerError(f"{path}: cannot be written: this extension is for a text format; use the extension .onnx")
     if real.is_dir():
-        raise RnnLowerError(f"{path}: cannot be written: it is a folder")
+        raise RnnLowerError(f"{path}: cannot be written: it is a folder; name a file")
     if real.is_file() and not os.stat(real).st_mode & stat.S_IWUSR:
-        raise RnnLowerError(f"{path}: cannot be written: it is read-only; make it writable, or name another file")
+        raise RnnLowerError(f"{path}: cannot be written: it is read-only; make it writable, or choose another file")
     owner = _owner(real, protected) if real.is_file() else None
     if owner is not None:
-        raise RnnLowerError(f"{path}: cannot be written: this file contains the weights of {owner}; name another file")
+        raise RnnLowerError(
+            f"{path}: cannot be written: this file contains the weights of {owner}; choose another file"
+        )
     return real
 
 

@@ -170,7 +170,10 @@ def _unmentioned(candidates: list[Path], own: Collection[Path]) -> list[Path]:
     models = [neighbour for neighbour in neighbours if neighbour not in candidates and _may_be_model(neighbour)]
     if sum(model.stat().st_size for model in models) > SEARCHED:
         logger.warning(
-            "kept %s, which may be stale, because the other models in %s are too large to search for references to it",
+            (
+                "kept %s, which may no longer be needed, because the other models in %s are too large to "
+                "search for references to it"
+            ),
             candidates[0],
             folder,
         )

@@ -44,7 +44,7 @@ def check(model: onnx.ModelProto, folder: Path | None) -> bool:
     for holder in (model, *model.functions):
         for entry in holder.opset_import:
             if entry.domain in DEFAULT_DOMAINS and not 1 <= entry.version < 1 << 31:
-                text = f"the model imports opset {entry.version} of the default domain; opsets start at 1"
+                text = f"the model imports opset {entry.version} of the default domain, but the oldest opset is 1"
                 raise UnsupportedError(text)
         check_imports((entry.domain, entry.version) for entry in holder.opset_import)
     for tensor in protobuf.tensors(model):
@@ -56,7 +56,7 @@ def check(model: onnx.ModelProto, folder: Path | None) -> bool:
         _check_imports(path, holder, imports)
         free, its_order = _graph(holder, path, Around(), folder)
         if free:
-            raise InvalidNodeError(f"{path} uses '{min(free)}', which nothing computes")
+            raise InvalidNodeError(f"{path} uses '{min(free)}', which is not defined")
         in_order &= its_order
     return in_order
 
@@ -66,7 +66,7 @@ def check_imports(imports: Iterable[tuple[str, int]]) -> None:
     versions = list(dict.fromkeys(version for domain, version in imports if domain in DEFAULT_DOMAINS))
     if len(versions) > 1:
         text = f"the model imports opsets {' and '.join(map(str, versions))} of the default domain"
-        raise RnnLowerError(f"{text}; runtimes use only the last one; remove the other entries")
+        raise RnnLowerError(f"{text}, but runtimes use only the last entry of opset_import; remove the others")
 
 
 def _check_functions(model: onnx.ModelProto) -> None:
@@ -90,7 +90,9 @@ def _called(holder: protobuf.Holder) -> set[tuple[str, str, str]]:
 def _check_imports(path: str, holder: protobuf.Holder, imports: Iterable[onnx.OperatorSetIdProto]) -> None:
     missing = all(entry.domain not in DEFAULT_DOMAINS for entry in imports)
     if missing and any(domain in DEFAULT_DOMAINS for domain, *_ in _called(holder)):
-        raise RnnLowerError(f"{path} has nodes of the default domain, but imports no opset for it")
+        raise RnnLowerError(
+            f"{path} has nodes of the default domain, but imports no opset for it; add an entry to opset_import"
+        )
 
 
 def _check_values(graph: onnx.GraphProto, path: str) -> None:
@@ -152,7 +154,10 @@ def _check_results(node: onnx.NodeProto, body: onnx.GraphProto, path: str) -> No
     names = [value.name for value in body.output]
     if node.op_type in ("If", "Scan") and len(set(names)) < len(names):
         twice = max(names, key=names.count)
-        text = f"its body returns '{twice}' twice, which makes onnxruntime's results undefined; insert an Identity"
+        text = (
+            f"its body returns '{twice}' twice, and onnxruntime may then return wrong results; return "
+            "the output of an Identity node the second time"
+        )
         raise InvalidNodeError(f"{_described(node, path)}: {text}")
 
 

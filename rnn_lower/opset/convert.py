@@ -86,8 +86,9 @@ def restamp_rest(model: ir.Model, keep_layout: bool = False) -> None:
             continue
         if not keep_layout and version_at(node.op_type, scope.opset) < 14 and "layout" in node.attributes:
             raise UnsupportedError(
-                f"{node.op_type} '{display_name(node)}' in {scope.path} has the attribute layout, which opset"
-                f" {scope.opset} does not have; lower this node too, or convert to opset 14 or newer"
+                f"{node.op_type} '{display_name(node)}' in {scope.path} has the attribute 'layout', which "
+                f"opset {scope.opset} does not have; lower this node too, or convert the model to opset "
+                "14 or newer"
             )
         node.version = None
         if scope.opset >= 7:
@@ -125,16 +126,18 @@ def _differs(node: ir.Node, scope: Scope, opset: int, shape_info: ShapeInfo) -> 
         held = set(node.attributes) or {"sparse_value"}
         if not held <= set(new.attributes):
             raise _refusal(
-                node, scope.opset, opset, f"it has the attribute {min(held)}, which does not exist at the new opset"
+                node, scope.opset, opset, f"it has the attribute '{min(held)}', which does not exist at the new opset"
             )
         return False
     if any(subgraphs(node)):  # newer versions accept more types; bodies are converted separately
         if opset < scope.opset and (why := _wrong(node, new, shape_info.kind)):
             raise _refusal(node, scope.opset, opset, why)
         if node.op_type == "Scan" and min(old.since_version, new.since_version) < 9:
-            raise _refusal(node, scope.opset, opset, "at opset 8, a Scan has an additional batch axis")
+            raise _refusal(
+                node, scope.opset, opset, "at opset 8, the inputs and outputs of a Scan have an additional batch axis"
+            )
         if node.op_type == "Loop" and new.since_version < 11 and len(node.inputs) < 3:
-            raise _refusal(node, scope.opset, opset, "before opset 11, a Loop must carry at least one value")
+            raise _refusal(node, scope.opset, opset, "before opset 11, a Loop must have at least one state")
         return False
     if signature_of(old) != signature_of(new) or scope.opset < 7 or new.deprecated:
         return True
@@ -156,7 +159,7 @@ def _wrong(node: ir.Node, schema: onnx.defs.OpSchema, kind: Callable[[ir.Value],
     if why := _misread(node, schema):
         return why
     if len(node.inputs) > schema.max_input or len(node.outputs) > schema.max_output:
-        return "it has too many inputs or outputs"
+        return "it has more inputs or outputs than the operator allows"
     if text := unknown_value(node, schema.since_version):
         return text
     for values, formals in ((node.inputs, schema.inputs), (node.outputs, schema.outputs)):
@@ -164,7 +167,9 @@ def _wrong(node: ir.Node, schema: onnx.defs.OpSchema, kind: Callable[[ir.Value],
             kind_of_value = None if value is None else kind(value)
             formal = formals[min(index, len(formals) - 1)]  # the last one may be variadic
             if kind_of_value is not None and kind_of_value not in formal.types:
-                return f"{formal.name} has type {kind_of_value}, which the operator does not accept at the new opset"
+                return (
+                    f"its {formal.name} has type {kind_of_value}, which the operator does not accept at the new opset"
+                )
     return ""
 
 
@@ -195,7 +200,7 @@ def _reason(why: object) -> str:
 def _converted(node: ir.Node, current: int, opset: int, shape_info: ShapeInfo) -> ir.Graph:
     """The node at the new opset: a graph with inputs, outputs and constants under the names that the node uses."""
     if UNSEEN in node.metadata_props:
-        raise _refusal(node, current, opset, "it has an attribute that the converters cannot handle")
+        raise _refusal(node, current, opset, "it has an attribute that onnx's version converter does not support")
     if any(attribute.is_ref() for attribute in node.attributes.values()):
         text = (
             "its attributes refer to attributes of the function; inline the function (onnx_ir.passes.common.InlinePass)"

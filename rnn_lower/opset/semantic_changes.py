@@ -79,11 +79,11 @@ def _last_axis(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes |
     last = axis == -1 if shape is None else axis in (-1, len(shape) - 1)
     if not last:
         return (
-            "before opset 13, its `axis` also covers all later axes, so it can be converted only if `axis`"
-            " is the last one"
+            "before opset 13, it normalizes over `axis` and all later axes, so it can be converted "
+            "only if `axis` is the last axis"
         )
     if shape is None and opset < 11:
-        return f"opset {opset} does not allow a negative `axis`, and the rank of its input is unknown"
+        return f"opset {opset} does not allow a negative `axis`, and the rank of the node's input is unknown"
     return {"axis": ir.AttrInt64("axis", -1 if shape is None else len(shape) - 1)}
 
 
@@ -108,7 +108,7 @@ def _scales(node: ir.Node) -> np.ndarray | None:
 
 
 def _by_channel(node: ir.Node, opset: int, shape_info: ShapeInfo) -> str:
-    return "opset 21 changed its scale and bias from one value per group to one value per channel"
+    return "opset 21 changed the scale and bias of GroupNormalization from one value per group to one value per channel"
 
 
 def _whole_numbers(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
@@ -121,7 +121,9 @@ def _whole_numbers(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attribut
 
 def _mask(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
     if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
-        return "before opset 12, the specification does not define its mask if nothing is dropped"
+        return (
+            "before opset 12, the specification does not define the mask output of Dropout when no element is dropped"
+        )
     return {}
 
 

@@ -55,7 +55,9 @@ class ElementTypes:
 
     def declare(self, value: ir.Value, dtype: DType) -> None:
         """Set the type of a value. Raises WrongError if the model declares another type."""
-        _agree(dtype, value.dtype, f"'{value.name}' has type {_name(dtype)}, but is declared as {_name(value.dtype)}")
+        _agree(
+            dtype, value.dtype, f"'{value.name}' has type {_name(dtype)}, but its declared type is {_name(value.dtype)}"
+        )
         self._types[value] = dtype
 
     def expect(self, value: ir.Value, dtype: DType) -> None:
@@ -131,7 +133,7 @@ class ElementTypes:
         results = [self._declared(value) for value in body.outputs][first:]
         starts = operands[len(operands) - len(body.inputs) :][2 * first :]
         for before, after in zip(starts, results[:states], strict=False):
-            text = f"a state of {node.op_type} '{node.name}' changes its type"
+            text = f"the element type of a state of {node.op_type} '{node.name}' changes between iterations,"
             _agree(before, after, f"{text} from {_name(before)} to {_name(after)}")
         return results
 

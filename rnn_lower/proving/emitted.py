@@ -34,14 +34,16 @@ COMPARE = ("Less", "Greater", "Max", "Min", "Add", "Sub")
 def _binary(call: Call) -> str:
     """A binary operator on two floats or two integers."""
     if len(call.node.inputs) != 2:
-        return f"{call.label} has {len(call.node.inputs)} operands, but only 2 are supported"
+        return f"{call.label} has {len(call.node.inputs)} operands, but the proof supports only 2"
     a, b = call[0], call[1]
     if a.dtype != b.dtype:
         raise WrongError(f"the operands of {call.label} have different types, {element_type(a)} and {element_type(b)}")
     # A quotient may first differ, and a product may first wrap, at a longer length.
     longer = call.node.op_type in ("Div", "Mul") and a.dtype == np.int64
     unsupported = a.dtype == np.bool_ or longer
-    return f"{call.label} has operands of type {element_type(a)}, which is not supported" if unsupported else ""
+    return (
+        f"{call.label} has operands of type {element_type(a)}, which the proof does not support" if unsupported else ""
+    )
 
 
 def _float(call: Call) -> str:
@@ -51,7 +53,7 @@ def _float(call: Call) -> str:
 
 def _clip(call: Call) -> str:
     if None not in bounds_of(call):  # constant bounds with min <= max were matched by `algebraic_patterns`
-        raise WrongError(f"the bounds of {call.label} are computed, or min is greater than max")
+        raise WrongError(f"a bound of {call.label} is not a constant, or min is greater than max")
     return _float(call)
 
 
@@ -62,7 +64,7 @@ def _cast(call: Call) -> str:
     return (
         ""
         if exact or call[0].dtype != np.int64
-        else f"{call.label} casts integers to {dtype.name}, which is not supported"
+        else f"{call.label} casts integers to {dtype.name}, which the proof does not support"
     )
 
 
@@ -76,7 +78,7 @@ def _conv(call: Call) -> str:
 def _matmul(call: Call) -> str:
     a, b = call[0], call[1]
     same_batch = min(a.ndim, b.ndim) > 1 and (b.ndim == 2 or a.shape[:-2] == b.shape[:-2])
-    what = "only matrices and stacks with equal leading sizes are supported"
+    what = "the proof supports only matrices, and stacks of matrices whose leading sizes are equal"
     return "" if same_batch else f"{call.label} has operands of shapes {a.shape} and {b.shape}, but {what}"
 
 
@@ -91,33 +93,39 @@ def _slice(call: Call) -> str:
     lists = [numbers for numbers in (starts, ends, axes, steps) if numbers is not None]
     on_axes = {axis % call[0].ndim for axis in axes or ()}
     if len(set(map(len, lists))) != 1 or len(on_axes) != len(axes or ()):
-        raise WrongError(f"{call.label} has lists of different lengths, or repeats an axis")
+        raise WrongError(
+            f"the starts, ends, axes and steps of {call.label} have different lengths, or its axes "
+            "contain an axis twice"
+        )
     if (starts, steps) == ([-1], [-1]) and ends is not None and max(ends) <= -(1 << 31):
         return ""
     for index, axis in enumerate(range(len(starts or ())) if axes is None else axes):
         size, start, end = call[0].shape[axis], (starts or ())[index], (ends or ())[index]
         if not (-size <= start <= size and -size <= end <= size):
-            return f"{call.label} slices from {start} to {end}, but the axis has only size {size}"
-    return f"{call.label} has steps, which are not supported" if steps is not None else ""
+            return f"{call.label} slices from {start} to {end}, but the size of the axis is only {size}"
+    return f"{call.label} has the input 'steps', which the proof does not support" if steps is not None else ""
 
 
 def _transpose(call: Call) -> str:
     perm = call.attribute("perm")
     if perm is not None and sorted(perm) != [*range(call[0].ndim)]:
-        raise WrongError(f"{call.label} has the perm {list(perm)} for {call[0].ndim} axes")
+        raise WrongError(f"the perm of {call.label} is {list(perm)}, which is not a permutation of {call[0].ndim} axes")
     return ""
 
 
 def _constant_of_shape(call: Call) -> str:
     value = call.attribute("value")
     if value is not None and list(value.shape) != [1]:
-        raise WrongError(f"{call.label} has a value of shape {list(value.shape)} instead of [1]")
+        raise WrongError(f"attribute 'value' of {call.label} has shape {list(value.shape)} instead of [1]")
     return ""
 
 
 def _tile(call: Call) -> str:
     if call[1].size != call[0].ndim:
-        raise WrongError(f"{call.label} has {call[1].size} repeats for {call[0].ndim} axes")
+        raise WrongError(
+            f"input 'repeats' of {call.label} has length {call[1].size}, but the repeated tensor has "
+            f"rank {call[0].ndim}"
+        )
     return ""
 
 
@@ -218,7 +226,8 @@ class EmittedInterpreter(Interpreter):
         for most, count in zip(self._bounds[call.node], (call[1], call[0]), strict=True):
             if most > longest and count.any() and self.field.small(count) is not None:
                 raise OutOfScopeError(
-                    f"{call.label} uses the constant {most}, but the longest sequence of the proof has {longest} steps"
+                    f"{call.label} uses the constant {most}, but the longest sequence in the proof "
+                    f"has only {longest} steps"
                 )
 
 

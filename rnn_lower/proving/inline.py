@@ -33,7 +33,7 @@ def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.
         if opset_of(function) != opset or len(function.opset_import) > 1:
             raise CallError(f"function {name} imports a different opset than the model")
         if function.attribute or function.attribute_proto:
-            raise CallError(f"function {name} has attributes, which functions of lowered nodes never have")
+            raise CallError(f"function {name} has attributes, but the functions that lowering creates have none")
     names = [(function.domain, function.name) for function in new_functions]
     try:
         result: onnx.ModelProto = onnx.inliner.inline_selected_functions(after, names, exclude=False)

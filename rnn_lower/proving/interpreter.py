@@ -200,10 +200,12 @@ class Interpreter:
     def _body(self, body: ir.Graph, arguments: Sequence[Array]) -> list[Array]:
         """The outputs of a body for these arguments."""
         if len(arguments) != len(body.inputs):
-            raise WrongError(f"a body has {len(body.inputs)} inputs, but the node passes {len(arguments)} values")
+            raise WrongError(f"a body has {len(body.inputs)} inputs, but its node passes {len(arguments)} values to it")
         self._passes += 1
         if self._passes > self.most_passes:
-            raise OutOfScopeError(f"the loop bodies run more than {self.most_passes} times in total")
+            raise OutOfScopeError(
+                f"the loop bodies run more than {self.most_passes} times in total, which is the limit of the proof"
+            )
         if self._passes % 16 == 0:  # reading the clock may take longer than a step
             check_time(self._deadline)
         for value, argument in zip(body.inputs, arguments, strict=True):
@@ -221,8 +223,8 @@ class Interpreter:
             return self._body(node.attributes["then_branch" if condition.all() else "else_branch"].as_graph(), [])
         then, orelse = (self._body(node.attributes[name].as_graph(), []) for name in ("then_branch", "else_branch"))
         if len(then) != len(orelse) or any(a.shape != b.shape for a, b in zip(then, orelse, strict=False)):
-            text = f"the condition of If '{node.name}' depends on floats, and its branches"
-            raise OutOfScopeError(f"{text} return different numbers or shapes of outputs")
+            text = f"the condition of If '{node.name}' depends on floating-point values, and its branches"
+            raise OutOfScopeError(f"{text} return different numbers of outputs, or outputs of different shapes")
         pairs = ([self._as_element(a), self._as_element(b)] for a, b in zip(then, orelse, strict=True))
         return [between(self.field, condition.reshape(()), a, b) for a, b in pairs]
 
@@ -240,7 +242,7 @@ class Interpreter:
             raise OutOfScopeError(f"Loop '{node.name}' has an unknown trip count or an omitted initial state")
         for trip in range(int(trips.reshape(()))):
             if condition.dtype != np.bool_:
-                raise OutOfScopeError(f"the condition of Loop '{node.name}' depends on floats")
+                raise OutOfScopeError(f"the condition of Loop '{node.name}' depends on floating-point values")
             if not condition.all():
                 break
             condition, *results = self._body(body, [np.array(trip, np.int64), condition, *states])  # type: ignore[list-item]
@@ -254,7 +256,7 @@ class Interpreter:
         body = node.attributes["body"].as_graph()
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
         if "directions" in attributes or attributes["num_scan_inputs"] < 1 or len(operands) < len(node.inputs):
-            raise OutOfScopeError(f"Scan '{node.name}' has version 8 or no scan input")
+            raise OutOfScopeError(f"Scan '{node.name}' is of version 8 or has no scan input")
         count = len(operands) - attributes["num_scan_inputs"]
         states, sequences = operands[:count], operands[count:]
         if {*attributes.get("scan_input_directions", ()), *attributes.get("scan_output_directions", ())} - {0, 1}:
@@ -326,10 +328,10 @@ def check_shape(value: ir.Value, array: Array, symbols: Mapping[str, int | None]
     declared = [dim if isinstance(dim, int) else symbols.get(str(dim.value)) for dim in value.shape or ()]
     pairs = zip(declared, array.shape, strict=False)
     if len(declared) != array.ndim or (array.size and any(size not in (None, real) for size, real in pairs)):
-        raise WrongError(f"'{value.name}' has shape {list(array.shape)}, but is declared as {value.shape}")
+        raise WrongError(f"'{value.name}' has shape {list(array.shape)}, but its declared shape is {value.shape}")
 
 
 def check_time(deadline: float) -> None:
     """Raise OutOfScopeError after the deadline."""
     if time.thread_time() > deadline:
-        raise OutOfScopeError("the proof exceeded its time limit")
+        raise OutOfScopeError("the proof took longer than its time limit")

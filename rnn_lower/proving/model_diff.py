@@ -57,7 +57,7 @@ def new_faults(old: Document, new: Document) -> list[str]:
         for document in (old, new):
             _ = document.model  # which sorts the outline: onnxruntime accepts any order, the checker does not
         error = "" if malformed(old.outline) else malformed(new.outline)
-    return [*faults, f"onnx's checker rejects it: {error}"] if error else faults
+    return [*faults, f"onnx's checker reports that the lowered model is invalid: {error}"] if error else faults
 
 
 def _repeated_names(model: onnx.ModelProto) -> set[str]:
@@ -112,7 +112,7 @@ def _bodies(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
 
 
 _FAULTS: Mapping[str, Callable[[onnx.ModelProto], set[str]]] = {
-    "a body declares '{}', which it does not compute": _redeclared_values,
+    "a body contains a declaration of '{}', but does not compute this value": _redeclared_values,
     "the declaration of '{}' has no tensor element type": _untyped_values,
     "the declaration of '{}' has a negative size": _negative_sizes,
     "a node of a body reads '{}' before it is computed": _read_too_early,
@@ -236,7 +236,10 @@ class _Diff:
             if name in inputs:
                 yield f"{path}: initializer '{name}' is new and has the name of an input"
             elif name in used_by_others or name not in used:
-                yield f"{path}: initializer '{name}' is new, but is unused or not only used by emitted nodes"
+                yield (
+                    f"{path}: the new initializer '{name}' is unused, or is also used by nodes that lowering "
+                    "did not add"
+                )
         if [key for key in there if key in here] != [key for key in here if key in there]:
             yield f"{path}: the order of the initializers has changed"
 
@@ -248,7 +251,9 @@ class _Diff:
         there = {tuple(node.output) for node in before}
         after = [node for node in new.node if not _emitted(node) or tuple(node.output) in there]
         if len(before) != len(after):
-            yield f"{path}: the number of nodes that lowering keeps has changed from {len(before)} to {len(after)}"
+            yield (
+                f"{path}: the number of nodes that lowering must keep has changed from {len(before)} to {len(after)}"
+            )
         emitted = (body for node in new.node if _emitted(node) for body in protobuf.graphs_of(node))
         for body in (inner for outer in emitted for inner in protobuf.graphs_in(outer)):
             if getattr(body, "sparse_initializer", ()):

@@ -91,7 +91,10 @@ class Case:
 def prove_node(task: Task, points: int, seed: int) -> NodeProof:
     """The verdict about one node; never raises, whatever the lowered graph contains."""
     if is_quantized(task.node):
-        reason = "its products are rounded to 8 bits, which exact arithmetic does not model; use --check"
+        reason = (
+            "the operands of its matrix products are rounded to 8 bits, which exact arithmetic does "
+            "not model; use --check"
+        )
         return NodeProof(task.name, task.node.op_type, task.path, OUT_OF_SCOPE, reason=reason)
     proof = _verdict(task, points, seed, {})
     if proof.verdict == OUT_OF_SCOPE:  # perhaps by chance: 1 of 4,000 elements could also be a small integer
@@ -186,10 +189,11 @@ class _Comparison:
         most = max(LENGTHS, self._program.largest_compared + 2)
         if T is None and most > MOST_LENGTHS:
             raise OutOfScopeError(
-                f"a lowered node compares integers with {most - 2}; the limit of the proof is {MOST_LENGTHS - 2}"
+                f"an emitted node compares integers with the constant {most - 2}; the proof supports constants "
+                f"up to {MOST_LENGTHS - 2}"
             )
         if T is not None and T > MOST_STEPS:
-            raise OutOfScopeError(f"the sequence has {T} steps; the limit of the proof is {MOST_STEPS}")
+            raise OutOfScopeError(f"the sequence has {T} steps, but the proof supports at most {MOST_STEPS}")
         for steps in (*range(most), *(more for more in LONGER if more >= most)) if T is None else (T,):
             if lengths is None:
                 rows = (N,) if N is not None else (5,) if steps in LONGER else (1, 3)
@@ -203,10 +207,14 @@ class _Comparison:
                     vectors = vectors[:: -(-len(vectors) // 2)]
                 if len(vectors) > MOST_VECTORS:
                     count, vectors = len(vectors), vectors[:: -(-len(vectors) // MOST_VECTORS)]
-                    self.left_out.add(f"only {len(vectors)} of {count} vectors of sequence_lens are compared")
+                    self.left_out.add(
+                        f"the nodes are compared only for {len(vectors)} of {count} possible values of sequence_lens"
+                    )
                 sizes += [(steps, len(vector), vector) for vector in vectors]
         if not sizes:
-            raise OutOfScopeError("the constant sequence_lens is greater than 0, but the sequence has no steps")
+            raise OutOfScopeError(
+                "the constant sequence_lens contains a length greater than 0, but the sequence is empty"
+            )
         for index, case in enumerate(sizes):
             yield Case(*case, point=index % self.points)
         remaining_points = (point for point in range(self.points) if point != (len(sizes) - 1) % self.points)
@@ -216,7 +224,7 @@ class _Comparison:
         """The shapes of the inputs of floats, by their ONNX names."""
         H = self._node.hidden_size or self._size(("R", 2))
         if H is None:
-            raise OutOfScopeError("hidden_size is unknown")
+            raise OutOfScopeError("hidden_size is unknown; add the attribute hidden_size")
         D, G, first = len(self._node.backwards), len(self._node.gates), self._node.layout
         features = self._size(("W", 2), ("X", 2))
         I = 3 if features is None else features  # noqa: E741
@@ -285,21 +293,24 @@ class _Comparison:
         try:
             right = interpreter.run(self._program, values)
         except NoStepsError:
-            self.left_out.add("a Scan without steps is not compared, because runtimes need not support it")
+            self.left_out.add(
+                "the proof does not cover a Scan over an empty sequence, because runtimes are not "
+                "required to run such a Scan"
+            )
             return None
         except WrongError as error:
             return f"{error}, {case}"
         if interpreter.field.symbols - own:
             new = min(interpreter.field.symbols - own)
-            return f"the lowered node uses the constant {new}, which the original node does not have"
+            return f"the lowered node uses the constant {new}, which the original node does not use"
         expected = equations.evaluate(arithmetic(interpreter.field), self._node, text, case.vector)
         self.evaluations += 1
         for (name, output), actual in zip(self._wanted, right, strict=True):
             wanted = expected[output]
             if actual.shape != wanted.shape and not (self._program.has_loop and _both_empty(wanted, actual)):
-                return f"'{name}' has shape {list(actual.shape)} instead of {list(wanted.shape)}, {case}"
+                return f"{case}, '{name}' has shape {list(actual.shape)} instead of {list(wanted.shape)}"
             if actual.dtype != np.uint64:
-                return f"'{name}' has type {element_type(actual)} instead of float, {case}"
+                return f"{case}, '{name}' has type {element_type(actual)} instead of a floating-point type"
             if wanted.size and not np.array_equal(actual, wanted):
                 trace: list[equations.TraceEntry] = []
                 equations.evaluate(arithmetic(interpreter.field), self._node, text, case.vector, trace)
@@ -356,8 +367,8 @@ class _Comparison:
         for entry in trace:
             if not _all_in(entry.values, there):
                 direction = "backward" if entry.reverse else "forward"
-                return f"differs first at step {entry.step} of the {direction} direction, {entry.name}"
-        return "contains the correct steps, but in the wrong order"
+                return f"first differs in {entry.name} at step {entry.step} of the {direction} direction"
+        return "has the correct values, but its steps are in the wrong order"
 
 
 def _both_empty(expected: Array, actual: Array) -> bool:

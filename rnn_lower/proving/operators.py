@@ -42,7 +42,7 @@ class DivisionByZeroError(OutOfScopeError):
     """Elements were divided by zero. result: an unusable array with the shape of the quotient."""
 
     def __init__(self, result: Array) -> None:
-        super().__init__("a node divides by zero")
+        super().__init__("a node of the model divides by zero")
         self.result = result
 
 
@@ -116,7 +116,8 @@ class Call:
         operand = self[index]
         if operand.dtype != np.int64:
             raise OutOfScopeError(
-                f"input {index} of {self.label} has type {element_type(operand)}, but only integers are supported"
+                f"input {index} of {self.label} has type {element_type(operand)}, but the proof supports "
+                "only integers there"
             )
         return operand
 
@@ -140,7 +141,7 @@ NO_EFFECT = {"broadcast", "consumed_inputs", "momentum", "ratio", "round_mode", 
 def check_attributes(call: Call) -> None:
     """Raise OutOfScopeError if the equation did not read an attribute that may have an effect."""
     if unread := call.node.attributes.keys() - call.read - NO_EFFECT:
-        raise OutOfScopeError(f"attribute '{min(unread)}' of {call.label} is not supported")
+        raise OutOfScopeError(f"the proof does not support attribute '{min(unread)}' of {call.label}")
 
 
 # -- elementwise -------------------------------------------------------------------------------------------------------
@@ -274,7 +275,9 @@ def _cast(call: Call) -> Array:
         return call.field.integers(x)
     whole = call.field.small(x) if x.dtype == np.uint64 else x.astype(np.int64)
     if whole is None or not (dtype.is_integer() or dtype == ir.DataType.BOOL):
-        raise OutOfScopeError(f"{call.label} casts computed floats to {dtype.name}, which is not supported")
+        raise OutOfScopeError(
+            f"{call.label} casts computed floating-point values to {dtype.name}, which the proof does not support"
+        )
     if not dtype.is_integer():
         return np.asarray(whole != 0)
     return np.asarray(whole.astype(dtype.numpy()).astype(np.int64))  # a narrow type wraps
@@ -294,7 +297,9 @@ def _where(call: Call) -> Array:
         return np.where(condition, a, b)
     if condition.dtype != np.uint64 or a.dtype != np.uint64:
         why = "depends on floats" if condition.dtype == np.uint64 else f"has type {element_type(condition)}"
-        raise OutOfScopeError(f"the condition of {call.label} {why}, but its values have type {element_type(a)}")
+        raise OutOfScopeError(
+            f"the condition of {call.label} {why}, but the values it selects have type {element_type(a)}"
+        )
     return between(call.field, condition, a, b)
 
 
@@ -364,7 +369,10 @@ def _einsum(call: Call) -> Array:
     inputs, arrow, result = equation.partition("->")
     terms, labels = inputs.split(","), sorted(set(inputs) - {","})
     if "." in equation or any(len(set(term)) < len(term) for term in terms):
-        raise OutOfScopeError(f"the equation of {call.label} has an ellipsis or a diagonal, which is not supported")
+        raise OutOfScopeError(
+            f"the equation of {call.label} contains an ellipsis or repeats an index within an "
+            "operand, which the proof does not support"
+        )
     if not arrow:
         result = "".join(label for label in labels if inputs.count(label) == 1)
     labels = [*result, *(label for label in labels if label not in result)]
@@ -403,7 +411,7 @@ def _split(call: Call) -> list[Array]:
         sizes = [each] * (count - 1) + [x.shape[axis] - each * (count - 1)]
     if sum(sizes) != x.shape[axis] or min(sizes) < 0 or len(sizes) != len(call.node.outputs):
         text = f"{call.label} cannot split an axis of size {x.shape[axis]} into sizes {sizes}"
-        raise WrongError(f"{text} for this number of outputs: {len(call.node.outputs)}")
+        raise WrongError(f"{text}, because it has {len(call.node.outputs)} outputs")
     return np.split(x, np.cumsum(sizes)[:-1], axis)
 
 
@@ -462,7 +470,9 @@ def _range(call: Call) -> Array:
     whole = [call.field.small(part) if real else part for part in parts]
     known = [int(part) for part in whole if part is not None and part.size == 1]
     if len(known) < len(parts) or len({part.dtype for part in parts}) > 1:
-        raise OutOfScopeError(f"the bounds of {call.label} are not known integers of one type")
+        raise OutOfScopeError(
+            f"the bounds of {call.label} must be integers of the same type that do not depend on the inputs"
+        )
     numbers = np.arange(*known)
     return call.field.integers(numbers) if real else numbers
 
@@ -471,7 +481,7 @@ def _pad(call: Call) -> Array:
     x, mode, pads = call[0], call.attribute("mode", "constant"), call.parameter("pads", 1) or call.attribute("paddings")
     axes = range(x.ndim) if (last := call.optional(3)) is None else [int(axis) % x.ndim for axis in last.ravel()]
     if pads is None or len(pads) != 2 * len(axes):
-        raise WrongError(f"{call.label} must have two pads for each axis")
+        raise WrongError(f"the pads of {call.label} must contain two values for each axis")
     fill = call.optional(2)
     if fill is None:
         fill = call.number("value", 0.0) if x.dtype == np.uint64 else np.zeros((), x.dtype)
@@ -490,7 +500,8 @@ def _gather(call: Call) -> Array:
         return np.asarray(np.take(table, indices, axis))
     if table.dtype != np.uint64 or axis % table.ndim:
         raise OutOfScopeError(
-            f"the indices of {call.label} are computed from floats, which is supported only for float data and axis 0"
+            f"the indices of {call.label} are computed from floating-point values; the proof supports "
+            "this only if the data is floating-point and the axis is 0"
         )
     name = f"row of {hashlib.blake2b(np.ascontiguousarray(table).tobytes()).hexdigest()} at"
     columns = [call.field.function(f"{name} {column}", indices) for column in range(table[:1].size)]
@@ -499,7 +510,9 @@ def _gather(call: Call) -> Array:
 
 def _non_zero(call: Call) -> Array:
     if call[0].dtype == np.uint64:
-        raise OutOfScopeError(f"the input of {call.label} is computed from floats, which is not supported")
+        raise OutOfScopeError(
+            f"the input of {call.label} is computed from floating-point values; the proof does not support this"
+        )
     return np.array(np.nonzero(call[0]), np.int64)
 
 
@@ -508,16 +521,19 @@ def _dropout(call: Call) -> Array:
     if always or (training is not None and (training.dtype != np.bool_ or training.any())):
         raise OutOfScopeError(f"{call.label} is in training mode, so its output is random")
     if any(value.uses() or value.is_graph_output() for value in call.node.outputs[1:]):
-        raise OutOfScopeError(f"the model uses the mask output of {call.label}, which is not supported")
+        raise OutOfScopeError(f"the model uses the mask output of {call.label}, which the proof does not support")
     return call[0]
 
 
 def _moved(call: Call) -> list[Array]:
     """Results of operators that only move elements, by onnx's evaluator."""
     if len(call.inputs) > 1 and call[1].dtype == np.uint64:
-        raise OutOfScopeError(f"the sizes or indices of {call.label} are computed from floats")
+        raise OutOfScopeError(
+            f"the sizes or indices of {call.label} are computed from floating-point values; the proof "
+            "does not support this"
+        )
     if call.attribute("reduction", "none") != "none":
-        raise OutOfScopeError(f"{call.label} has a reduction, which is not supported")
+        raise OutOfScopeError(f"{call.label} has the attribute 'reduction', which the proof does not support")
     try:
         call.all_attributes()  # marks them as read; the evaluator uses them
         return evaluate_node(call.node, call.inputs, call.opset)

@@ -68,7 +68,8 @@ class Program(Graph):
         node = value.producer()
         if node is not None and NODE_MARK not in node.metadata_props and value in self.wanted:
             raise OutOfScopeError(
-                "the node that computes '{value.name}' has no rnn_lower metadata, so another tool has rewritten it"
+                f"the node that computes '{value.name}' has no rnn_lower metadata, so another tool must have"
+                " rewritten it"
             )
         if node is None or NODE_MARK not in node.metadata_props:
             raise WrongError(f"the lowered node reads '{value.name}', which is not an input of the original node")
@@ -89,7 +90,7 @@ class Program(Graph):
         )
         wrong = malformed(node, self.opset)
         if UNSEEN in node.metadata_props:
-            wrong = "it has an attribute of a type that no emitted node has"
+            wrong = "it has an attribute of a type that the nodes written by lowering never have"
         elif unknown := unknown_attributes(node, self.opset):
             wrong = f"opset {self.opset} does not allow attribute '{min(unknown)}'"
         elif not all(least <= len(values) <= most for least, values, most in counts):

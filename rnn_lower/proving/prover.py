@@ -80,7 +80,7 @@ def _prove(source: Document, lowered: Document, points: int, seed: int, deadline
     if folded is before or _is_same(folded, before):
         return proof
     folding = prove_whole(before, folded, points, seed, deadline)
-    unproved = tuple(f"the folding of constants is not proved: {why}" for why in folding.reasons)
+    unproved = tuple(f"the result of constant folding is not proved correct: {why}" for why in folding.reasons)
     return dataclasses.replace(proof, changed=(*proof.changed, *unproved), whole=True)
 
 
@@ -225,7 +225,10 @@ def _assign_unread(graphs: Iterable[Graph], tasks: list[Task]) -> Iterator[str]:
             own = (index for index, task in enumerate(tasks) if owner_of(task.replaced[0]) is node.graph)
             fitting = next((index for index in own if not _needed(node.outputs, tasks[index])[1]), None)
             if fitting is None:
-                yield f"emitted node '{node.name or node.outputs[0].name}' belongs to no recurrent node"
+                yield (
+                    f"node '{node.name or node.outputs[0].name}', which lowering added, does not belong to "
+                    "any recurrent node"
+                )
             else:
                 task = tasks[fitting]
                 tasks[fitting] = dataclasses.replace(task, unread=[*task.unread, *node.outputs])

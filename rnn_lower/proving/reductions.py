@@ -75,7 +75,7 @@ def _reduction(call: Call) -> Array:
     keepdims = bool(call.attribute("keepdims", 1))
     if x.dtype != np.uint64:
         if whole is None:
-            raise OutOfScopeError(f"{call.label} reduces values of type {x.dtype}, which is not supported")
+            raise OutOfScopeError(f"{call.label} reduces values of type {x.dtype}, which the proof does not support")
         return np.asarray(whole(x, axis=positions, keepdims=keepdims))
     result = reduce(call.field, x if before is None else before(call.field, x), positions, keepdims)
     if after == "log" and not np.all(result):
@@ -114,7 +114,7 @@ def _layer_norm(call: Call) -> Array:
 def _batch_norm(call: Call) -> Array:
     x, field = call.real(0), call.field
     if call.attribute("training_mode", 0) or (call.opset < 7 and not call.attribute("is_test", 0)):
-        raise OutOfScopeError(f"{call.label} is in training mode, which is not supported")
+        raise OutOfScopeError(f"{call.label} is in training mode, which the proof does not support")
     scale, shift, mean, variance = (call.real(index).reshape(_for_each_channel(x)) for index in range(1, 5))
     root = field.function("sqrt", field.add(variance, call.number("epsilon", 1e-5)))
     return field.add(field.multiply(field.multiply(field.subtract(x, mean), field.inverse(root)), scale), shift)
@@ -125,7 +125,7 @@ def _group_norm(call: Call) -> Array:
     x = call.real(0)
     groups = call.attribute("num_groups", x.shape[1])
     if call[1].shape != (x.shape[1],):
-        raise OutOfScopeError(f"{call.label} has a scale for each group, which is not supported")
+        raise OutOfScopeError(f"{call.label} has one scale for each group, which the proof does not support")
     normalized = _normalized(call, x.reshape(len(x), groups, -1), (2,)).reshape(x.shape)
     return _scaled(call, normalized, _for_each_channel(x))
 
@@ -157,7 +157,7 @@ def _arg(call: Call) -> Array:
     """The index of the largest element, or a random function of all elements for floats."""
     x, axis = call[0], call.attribute("axis", 0)
     if call.attribute("select_last_index", 0):
-        raise OutOfScopeError(f"{call.label} has select_last_index, which is not supported")
+        raise OutOfScopeError(f"{call.label} sets the attribute 'select_last_index', which the proof does not support")
     if x.dtype == np.uint64:
         index = _mixed(call, axis)
     else:
@@ -168,7 +168,7 @@ def _arg(call: Call) -> Array:
 def _top(call: Call) -> list[Array]:
     """Random functions of all elements and of the rank, for each sort order."""
     if call[0].dtype != np.uint64:
-        raise OutOfScopeError(f"{call.label} sorts integers, which is not supported")
+        raise OutOfScopeError(f"{call.label} sorts integers, which the proof does not support")
     axis = call.attribute("axis", -1) % call[0].ndim
     count = int(call.attribute("k", 0) or call.integers(1).ravel()[0])
     best = np.expand_dims(_mixed(call, axis), axis)
@@ -182,7 +182,7 @@ def _hardmax(call: Call) -> Array:
     """Return a random function of all elements and the index."""
     axis, *others = _softmax_axes(call)
     if others:
-        raise OutOfScopeError(f"{call.label} runs over several axes, which is not supported")
+        raise OutOfScopeError(f"{call.label} operates along several axes, which the proof does not support")
     best = np.expand_dims(_mixed(call, axis), axis)
     indices = np.arange(call[0].shape[axis]).reshape([-1 if k == axis else 1 for k in range(call[0].ndim)])
     return call.field.function("hardmax at", call.field.add(best, call.field.integers(indices)))

@@ -91,7 +91,10 @@ class CheckReport:
 
     def lines(self, verbose: bool = False) -> list[str]:
         """The lines before the verdict: all differences; if verbose, also each output and how the nodes ran."""
-        ran = f"{number_of(self.runs, 'run')}: the original on {self.judge}, the lowered model on {self.runner}"
+        ran = (
+            f"{number_of(self.runs, 'run')}, with the original model on {self.judge} and the lowered "
+            f"model on {self.runner}"
+        )
         lines = [ran] if verbose else []
         lines += [output.describe() for output in self.outputs if verbose or not output.ok]
         lines += [f"unexpected change: {change}" for change in self.changed]
@@ -107,13 +110,15 @@ class CheckReport:
             failed = f"NOTHING COMPARED ({self.nothing_compared})"
         elif dataclasses.replace(self, unreached=()).ok:
             failed = (
-                f"NOTHING COMPARED for {number_of(len(self.unreached))} without a proof, as no run had three steps and"
-                " rows of different lengths; provide such inputs (--inputs X.npz)"
+                f"NOTHING COMPARED for {number_of(len(self.unreached))} without a proof, because no run had at least "
+                "three steps and batch rows of different lengths; provide such inputs (--inputs X.npz)"
             )
         nodes = len(self.proved) + len(self.runs_of_unproved)
         counts = f"{len(self.proved)} of {number_of(nodes, 'replaced node')} proved, {number_of(self.runs, 'run')}"
         if self.chunks:
-            counts = f"{number_of(self.runs, 'run')} in {self.chunks} chunks with {self.borders} chunk boundaries"
+            counts = (
+                f"{number_of(self.runs, 'run')}, divided into {self.chunks} chunks with {self.borders} chunk boundaries"
+            )
         worst = max(self.outputs, key=lambda output: output.max_abs_error, default=None)
         difference = "" if worst is None else f"largest difference {worst.difference}; "
         return f"{'same' if self.ok else failed}: {difference}{counts}"

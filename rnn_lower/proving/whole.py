@@ -170,14 +170,15 @@ class _Comparison:
         if not self.count:
             raise OutOfScopeError("the prover found no input sizes for which both models run")
         if any(sizes not in self.ran for sizes in self.undefined):
-            raise OutOfScopeError("a node divides by zero for some sizes of the inputs")
+            raise OutOfScopeError("for some input sizes, a node of the model divides by zero")
         if never := self.unsized - self.sized:
             raise OutOfScopeError(f"output '{min(never)}' is empty and has different shapes in the two models")
         if self.kept:
             raise OutOfScopeError(f"both models run only with the default value of input '{min(self.kept)}'")
         if left := self._one_sided():
             raise OutOfScopeError(
-                f"{left[0].op_type} '{left[0].name}' had the same outcome in all trials, so the other one is untested"
+                f"{left[0].op_type} '{left[0].name}' had the same outcome in all trials, so the other "
+                "outcome is untested"
             )
         found = [self._differ_in_floats(draw) for draw in range(2)]
         return found[0] if all(found) else ""
@@ -246,7 +247,7 @@ class _Comparison:
         for document, flow in zip(self.documents, self.flows, strict=True):
             field.symbols.clear()
             evaluator = WholeEvaluator(field, document, self.folded, self.limits, self.deadline, flow)
-            evaluator.narrow, evaluator.lengths = self.narrow, self.lengths
+            evaluator.narrow, evaluator.lengths, evaluator.large = self.narrow, self.lengths, trial.large
             evaluator.trusted = None if document is self.documents[0] else self.declared
             if trial.large:
                 evaluator.most_passes, evaluator.most_elements = MOST_COUNTED, 4 * FEW

@@ -71,12 +71,12 @@ class WholeEvaluator(ModelInterpreter):
 
     narrow: 16-bit types of recurrent nodes; nodes that rnn_lower emitted may cast float32 back to them.  outcomes: by
     node that makes booleans from input integers, or branches on them, the values seen.  flow: the values that depend on
-    input integers.  lengths: recurrent nodes may read lengths in place of comparisons.  trusted: the declared shapes
-    that need not be compared with actual ones, by name; None for all.
+    input integers.  lengths: recurrent nodes may read lengths in place of comparisons.  large: input integers are
+    large.  trusted: the declared shapes that need not be compared with actual ones, by name; None for all.
     """
 
     narrow: Collection[ir.DataType] = ()
-    lengths = False
+    lengths = large = False
     trusted: Mapping[str, ir.Shape | None] | None = None
 
     def __init__(
@@ -211,6 +211,8 @@ class WholeEvaluator(ModelInterpreter):
             return
         pairs = [(array, flow) for array, flow in zip(operands, flows, strict=True) if array is not None]
         is_hard = all(self._is_hard(array) for array, flow in pairs if flow)
+        if self.large and self.lengths and op in BENDS and not is_hard:
+            raise OutOfScopeError(f"the sign of integers in {op} '{node.name}' is unknown, because they are too large")
         if result.dtype == np.bool_ and op not in MOVES:
             self.outcomes.setdefault(node, set()).update(map(bool, np.unique(result)))
         if self.lengths and op in (*COMPARISONS, "And", "Not", "Or", "Where"):
@@ -242,7 +244,9 @@ class WholeEvaluator(ModelInterpreter):
         for array in arrays:
             numbers = np.unique(array)
             if numbers.size > 1 and self._number(array) is not None:
-                self.field.symbols.add(f"a constant that integers select from ({_digest('', [numbers])})")
+                self.field.symbols.add(
+                    f"a constant table that is indexed by computed integers ({_digest('', [numbers])})"
+                )
 
     def _watch_elements(self, node: ir.Node, pairs: Sequence[tuple[Array, bool]]) -> None:
         """Record the integers beyond -1, 0 and 1 that an elementwise operator is applied to."""

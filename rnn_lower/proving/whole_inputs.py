@@ -95,7 +95,9 @@ def sizes_beyond(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> Iterat
     numbers = {number for model in models for node, scope in nodes(model) for number in _counted(node, scope)}
     large = sorted(number for number in numbers if number > max(SIZES))
     if large and large[-1] > MOST_COUNTED:
-        raise OutOfScopeError(f"the models compare sizes with {large[-1]}; the limit of the proof is {MOST_COUNTED}")
+        raise OutOfScopeError(
+            f"a node compares a size with the constant {large[-1]}; the proof supports constants up to {MOST_COUNTED}"
+        )
     near = {number + more for number in numbers if 0 < number <= max(SIZES) for more in (0, 1)} - {*SIZES}
     for number in (*sorted(near), *(number + more for number in large[-4:] for more in (0, 2))):
         for name in sizes:

@@ -87,7 +87,9 @@ class ModelInterpreter(Interpreter):
             )  # fmt: skip
         lengths = arrays.pop("sequence_lens", None)
         if lengths is not None and lengths.dtype.kind != "i":
-            raise OutOfScopeError(f"sequence_lens of {node.op_type} '{node.name}' are computed from floats")
+            raise OutOfScopeError(
+                f"input 'sequence_lens' of {node.op_type} '{node.name}' is computed from floating-point values"
+            )
         held, keys = self.held or {}, {state: f"{id(node)} {state}" for state in ("h", "c")}
         arrays |= {f"initial_{state}": held[key] for state, key in keys.items() if key in held}
         results = equations.evaluate(over, read, arrays, lengths)

@@ -44,7 +44,7 @@ def _windows(call: Call, x: Array, kernel: Sequence[int], fill: Array) -> Array:
     """Return the windows of a padded input [N, C, positions ..., kernel ...]."""
     strides, dilations = (_numbers(call, name, 1, x.ndim - 2) for name in ("strides", "dilations"))
     if call.attribute("ceil_mode", 0):
-        raise OutOfScopeError(f"{call.label} has ceil_mode, which is not supported")
+        raise OutOfScopeError(f"{call.label} sets the attribute 'ceil_mode', which the proof does not support")
     extent = _extent(kernel, dilations)
     padded = np.pad(x, [(0, 0), (0, 0), *_pads(call, x.shape[2:], extent, strides)], constant_values=fill)
     return _sliding(padded, extent, strides, dilations)
@@ -56,7 +56,7 @@ def _extent(kernel: Sequence[int], dilations: Sequence[int]) -> list[int]:
 
 def _sliding(x: Array, extent: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Array:
     if any(n < r for n, r in zip(x.shape[2:], extent, strict=True)):
-        raise SmallInputError("the window of an operator is larger than its input")
+        raise SmallInputError("the window of a pooling or convolution operator is larger than its input")
     windows = np.lib.stride_tricks.sliding_window_view(x, extent, tuple(range(2, x.ndim)))
     return np.asarray(windows[(*EVERYTHING, *(slice(None, None, step) for step in (*strides, *dilations)))])
 
@@ -81,7 +81,10 @@ def _conv(call: Call) -> Array:
 def _convolved(field: Field, windows: Array, weights: Array, group: int) -> Array:
     count = weights.ndim - 2
     if windows.shape[1] != weights.shape[1] * group or len(weights) % group:
-        raise WrongError(f"a convolution of {windows.shape[1]} channels has weights of shape {list(weights.shape)}")
+        raise WrongError(
+            f"a convolution has {windows.shape[1]} input channels, but its weights of shape "
+            f"{list(weights.shape)} need a different number"
+        )
     positions, parts = windows.shape[2 : 2 + count], []
     for inputs, kernels in zip(np.split(windows, group, 1), np.split(weights, group), strict=True):
         rows = np.moveaxis(inputs, 1, 1 + count).reshape(len(inputs), *positions, kernels[0].size)
@@ -97,7 +100,9 @@ def _conv_transpose(call: Call) -> Array:
         _numbers(call, *attribute, count) for attribute in (("strides", 1), ("dilations", 1), ("output_padding", 0))
     )
     if call.attribute("output_shape") or call.attribute("auto_pad", "NOTSET") not in ("NOTSET", "VALID", ""):
-        raise OutOfScopeError(f"{call.label} has output_shape or auto_pad, which are not supported")
+        raise OutOfScopeError(
+            f"{call.label} sets the attribute 'output_shape' or 'auto_pad', which the proof does not support"
+        )
     pads, extent = _numbers(call, "pads", 0, 2 * count), _extent(weights.shape[2:], dilations)
     sizes = (max(0, (n - 1) * s + 1) for n, s in zip(x.shape[2:], strides, strict=True))
     wide = np.zeros((*x.shape[:2], *sizes), np.uint64)
@@ -112,7 +117,7 @@ def _conv_transpose(call: Call) -> Array:
 
 def _max_pool(call: Call) -> Array:
     if len(call.node.outputs) > 1:
-        raise OutOfScopeError(f"{call.label} returns indices, which are not supported")
+        raise OutOfScopeError(f"the model uses the output 'Indices' of {call.label}, which the proof does not support")
     windows = _windows(call, call.real(0), call.attribute("kernel_shape"), call.field.embed(np.float32(-np.inf)))
     return largest(call.field, windows, tuple(range(call[0].ndim, windows.ndim)), False)
 
@@ -138,14 +143,16 @@ def _resize(call: Call) -> Array:
     attributes = call.all_attributes()  # marks them as read; `_resized_units` passes them on
     axes = [axis % x.ndim for axis in attributes.get("axes") or range(x.ndim)]
     if call.opset < 11 or call.attribute("coordinate_transformation_mode", "") == "tf_crop_and_resize":
-        raise OutOfScopeError(f"{call.label} resizes before opset 11, or resizes a region; neither is supported")
+        raise OutOfScopeError(
+            f"{call.label} is a Resize from before opset 11, or resizes only a region; the proof supports neither"
+        )
     if call.attribute("keep_aspect_ratio_policy", "stretch") != "stretch" or call.attribute("antialias", 0):
-        raise OutOfScopeError(f"{call.label} keeps the aspect ratio or uses antialiasing; neither is supported")
+        raise OutOfScopeError(f"{call.label} keeps the aspect ratio or uses antialiasing; the proof supports neither")
     factors = None
     if sizes is None and scales is not None and scales.size:
         factors = constant(call.node.inputs[2])
         if factors is None:
-            raise OutOfScopeError(f"the scales of {call.label} are computed, which is not supported")
+            raise OutOfScopeError(f"the scales of {call.label} are not constant, which the proof does not support")
     for index, axis in enumerate(axes):
         size, to = x.shape[axis], None
         if sizes is not None and int(sizes[index]) != size:

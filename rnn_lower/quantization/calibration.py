@@ -75,7 +75,8 @@ def split_samples(model: ir.Model, feeds: Feeds) -> list[Feeds]:
     if len(set(counts.values())) > 1 or 0 in counts.values():
         listed = ", ".join(f"{count} of '{name}'" for name, count in counts.items())
         raise RnnLowerError(
-            f"the inputs contain {listed} samples; provide the same number for every input, at least one"
+            f"the inputs have different numbers of samples ({listed}); provide at least one sample, "
+            "and the same number for every input"
         )
     names = {str(value.name) for value in model.graph.inputs} & feeds.keys()
     total = next(iter(counts.values()), 1)
@@ -107,7 +108,9 @@ def observed_ranges(
         except Exception as error:  # onnxruntime raises its own
             raise RnnLowerError(f"the model does not run on a calibration sample: {one_line(error)}") from None
     if not results:
-        raise RnnLowerError("there are no calibration samples; provide at least one, or rewind the reader")
+        raise RnnLowerError(
+            "there are no calibration samples; provide at least one, or rewind the calibration data reader"
+        )
     return [None if observed is None else _range([result[observed] for result in results]) for observed in seen]
 
 

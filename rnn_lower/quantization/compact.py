@@ -33,7 +33,9 @@ def compact(model: onnx.ModelProto | ir.Model | str | os.PathLike[str]) -> onnx.
     twice = [name for name, n in collections.Counter(filter(None, [*held, *written, *inputs])).items() if n > 1]
     if twice or any(graph.sparse_initializer for graph in graphs):
         raise UnsupportedError(
-            f"'{twice[0]}' is the name of two values" if twice else "the model has a sparse initializer"
+            f"two values have the name '{twice[0]}'; rename one of them"
+            if twice
+            else "the model has a sparse initializer"
         )
     names, short, first = Names(outer), {"": "", **{name: name for name in outer}}, dict[tuple[object, ...], str]()
     twins = dict[str, str]()

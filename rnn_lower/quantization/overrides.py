@@ -48,8 +48,8 @@ def quantization_overrides(
     for product in findings.products:
         if product.scope.lies_in("Scan") or product.scope.lies_in("Loop"):
             raise UnsupportedError(
-                f"{product.node.op_type} '{product.node.name}' is in {product.scope.path}, which static quantizers"
-                " do not process; lower with form='unroll', or use rnn_lower.quantize"
+                f"{product.node.op_type} '{product.node.name}' is in {product.scope.path}, which static "
+                "quantizers do not process; lower the model with form='unroll', or use rnn_lower.quantize"
             )
     observed = [] if calibration is None else observed_ranges(document, calibration, fed_back)
     ranges = tied_ranges(findings, observed, cell)
@@ -86,8 +86,8 @@ def tied_ranges(findings: Findings, observed: Sequence[Range | None], cell: str 
     """The range of each value; tied values share one. Raises if there is nothing to quantize."""
     if not findings.products:
         raise UnsupportedError(
-            "no MatMul or Gemm has a constant float32 weight; lower the float32 model first, without as_function, and"
-            " with fold=True if its weights are computed"
+            "no MatMul or Gemm has a constant float32 weight; lower the float32 model first, without "
+            "as_function, and with fold=True if nodes compute the weights"
         )
     values = findings.values()
     seen = dict(zip(values, observed or [None] * len(values), strict=True))

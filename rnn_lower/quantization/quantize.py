@@ -53,8 +53,8 @@ def quantize(
     for value, product in zip(findings.values(), observed, strict=True):
         if product is None:
             raise UnsupportedError(
-                f"the range of '{value.name}' cannot be observed, because it is in a branch of an If; lower with fixed"
-                " sizes and fold=True"
+                f"the range of '{value.name}' cannot be measured, because this value is in a branch of an "
+                "If; lower the model with fixed sizes and fold=True"
             )
 
     def change(model: ir.Model) -> None:
@@ -86,19 +86,20 @@ def _check_opset(opset: int, types: dict[str, str], per_channel: bool) -> None:
         first = FIRST_OF_CHANNELS if per_channel else FIRST_OPSET
         what = "a scale per channel" if per_channel else "QuantizeLinear"
         raise UnsupportedError(
-            f"the model has opset {opset}, but {what} needs opset {first}; lower with opset={first} or later"
+            f"the model has opset {opset}, but {what} needs opset {first}; lower the model with opset={first} or later"
         )
     wide = [f"{name}='{value}'" for name, value in types.items() if value.endswith("16")]
     if wide and opset < FIRST_OF_16_BITS:
         raise UnsupportedError(
-            f"the model has opset {opset}, but {' and '.join(wide)} {'needs' if len(wide) == 1 else 'need'} opset"
-            f" {FIRST_OF_16_BITS}; lower with opset={FIRST_OF_16_BITS}, or choose 8 bits or cell=None"
+            f"the model has opset {opset}, but {' and '.join(wide)} "
+            f"{'needs' if len(wide) == 1 else 'need'} opset {FIRST_OF_16_BITS}; lower the model with "
+            f"opset={FIRST_OF_16_BITS}, use 8-bit types, or pass cell=None"
         )
     if opset >= FIRST_OF_16_BITS and types["activations"] == "int8":  # its optimizer makes the model invalid
         raise UnsupportedError(
-            f"onnxruntime 1.32 does not support matrix products of int8 activations at opset {opset}; choose"
-            " 'uint8', or lower "
-            f"with opset={FIRST_OF_16_BITS - 1}"
+            "onnxruntime 1.32 does not support matrix products with int8 activations at opset "
+            f"{opset}; choose 'uint8' activations, or lower the model with "
+            f"opset={FIRST_OF_16_BITS - 1}"
         )
 
 

@@ -56,9 +56,9 @@ def inspect_loops(document: Document) -> list[LoopInfo]:
     infos = []
     for node, scope in own:
         name, why = node.name or str(node.outputs[0].name), failed or reasons.get(describe(node), "")
-        mend = why or "rnn-lower lower --loops unrolls it"
+        mend = why or "rnn-lower lower --loops unrolls this loop"
         if op_type := recognized.get(name, ""):
-            mend = f"rnn-lower raise replaces it with one {op_type}, which is proved equal"
+            mend = f"rnn-lower raise replaces this loop with one {op_type} node, which is proved equivalent to the loop"
         trips = _trips(node, document.shape_info)
         infos.append(LoopInfo(name, node.op_type, scope.path, trips, _states(node), op_type, not why, mend))
     return infos

@@ -68,7 +68,10 @@ class Proposal:
 def raise_document(document: Document, dims: Dims | None = None) -> tuple[Document, list[Raised]]:
     """The model with loops replaced by recurrent nodes, and the result for each loop."""
     if document.proto.training_info:
-        raise UnsupportedError("the model has training_info, which refers to parts of the graph that raising removes")
+        raise UnsupportedError(
+            "the model has training_info, which can refer to nodes of the loops that would be "
+            "replaced; remove training_info"
+        )
     if dims:
         document = document.copied().fixed(dims)
     results: list[Raised] = []
@@ -112,10 +115,11 @@ def _raise_region(model: ir.Model, region: Region, twin: ir.Model) -> Raised | N
     if not region.results or (not region.loops and not region.op_type):
         return None
     shape_info = ShapeInfo(model).inferred_now()
-    deadline, why = time.thread_time() + SECONDS, "its states are not those of an RNN, GRU or LSTM"
+    deadline, why = time.thread_time() + SECONDS, "its states are not updated as in an RNN, GRU or LSTM"
     if any(_is_choice(node, shape_info) for loop in region.loops for node in loop.attributes["body"].as_graph()):
         why = (
-            "its steps select values by a boolean condition (such as a mask with holes), which no recurrent node can do"
+            "its steps select values by a boolean condition (for example, a mask that skips steps in "
+            "mid-sequence), which no recurrent node can do"
         )
     for proposal in itertools.islice(_proposals(model, region, twin, shape_info), MOST_TRIES):
         model.graph.extend(proposal.nodes)

@@ -184,7 +184,7 @@ class _Side:
             more = self._canvas.box(
                 [f"\N{HORIZONTAL ELLIPSIS} and {undrawn:,} more node{'s' * (undrawn != 1)}"],
                 "other",
-                "too many to draw",
+                "too many nodes to draw",
             )
             for key in dict.fromkeys(ends.values()):
                 self._canvas.edge(key, more)

@@ -109,7 +109,7 @@ def _time_axes(document: Document, nodes: Sequence[RecurrentNode]) -> Mapping[st
 def _steps(name: str, expected: np.ndarray, actual: np.ndarray, axis: int) -> Steps:
     if expected.shape != actual.shape:
         raise RnnLowerError(
-            f"'{name}' has shape {expected.shape} in the original model, but shape {actual.shape} in the other model"
+            f"'{name}' has shape {expected.shape} in the original model, but shape {actual.shape} in the lowered model"
         )
     wide = np.float64 if expected.dtype.kind not in "c" else np.complex128
     a, b = (np.moveaxis(array, axis, 0).astype(wide).reshape(array.shape[axis], -1) for array in (expected, actual))

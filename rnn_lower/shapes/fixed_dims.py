@@ -127,7 +127,7 @@ def _resolve(inputs: Shapes, dims: Dims) -> _Fixed:
         else:
             key, dim = _parse_axis(inputs, name, size)
             if fixed.places.setdefault(key, size) != size:
-                raise RnnLowerError(f"'{name}' is set to two sizes, {fixed.places[key]} and {size}")
+                raise RnnLowerError(f"'{name}' is set to two different sizes, {fixed.places[key]} and {size}")
             if isinstance(dim, str) and dim not in NO_NAMES and list(inputs[key[0]] or ()).count(dim) == 1:
                 fixed.symbols.setdefault(dim, size)  # it tells what it stands for, so it is that size elsewhere too
     for (owner, axis), size in fixed.places.items():
@@ -135,14 +135,14 @@ def _resolve(inputs: Shapes, dims: Dims) -> _Fixed:
         symbol = None if shape is None else shape[axis]
         if isinstance(symbol, str) and fixed.symbols.get(symbol, size) != size:
             text = (
-                f"'{axis_name(owner, axis)}' contradicts size {fixed.symbols[symbol]} of '{symbol}', the"
-                " symbol of this axis"
+                f"'{axis_name(owner, axis)}' contradicts size {fixed.symbols[symbol]} of '{symbol}', "
+                "which is the symbolic size of this axis"
             )
-            raise RnnLowerError(f"size {size} of {text}; set both to the same size")
+            raise RnnLowerError(f"size {size} of {text}; set the axis and the symbolic size to the same value")
     for owner, shape in inputs.items():
         missing = set(range(fixed.axes(owner))) - {axis for name, axis in fixed.places if name == owner}
         if shape is None and missing:
-            text = f"input '{owner}' declares no shape; set the sizes of all its axes"
+            text = f"the model declares no shape for input '{owner}'; set the sizes of all its axes"
             raise RnnLowerError(
                 f"{text}, including {axis_name(owner, min(missing))} (--input-shape {owner}:SIZE,SIZE...)"
             )
@@ -177,5 +177,7 @@ def _parse_axis(inputs: Shapes, name: str, size: int) -> tuple[tuple[str, int], 
     if axis >= len(shape):
         raise RnnLowerError(f"input '{owner}' has {len(shape)} axes, so '{name}' does not exist")
     if isinstance(shape[axis], int) and shape[axis] != size:
-        raise RnnLowerError(f"size {size} of '{name}' contradicts the model, which declares {shape[axis]}")
+        raise RnnLowerError(
+            f"size {size} of '{name}' contradicts the model, which declares size {shape[axis]} for this axis"
+        )
     return (owner, axis), shape[axis]

@@ -168,8 +168,8 @@ class ShapeInfo:
         passed = {argument is not None and self.is_provided(argument) for argument in self._arguments[value]}
         if len(passed) > 1:
             raise UnsupportedError(
-                f"a function is called both with and without '{value.name}', but a single lowered body cannot handle"
-                " both; pass --fold to inline the function"
+                f"a function is called both with and without '{value.name}', so its nodes cannot be "
+                "lowered in the same way for all calls; pass --fold to inline the function"
             )
         return passed != {False}
 
@@ -179,8 +179,8 @@ class ShapeInfo:
         if len(dtypes) > 1:
             names = " and ".join(sorted(dtype.name for dtype in dtypes if dtype is not None))
             raise UnsupportedError(
-                f"a function is called with '{value.name}' of the types {names}, but a single lowered body cannot"
-                " handle both; pass --fold to inline the function"
+                f"a function is called with '{value.name}' of different types ({names}), so its nodes "
+                "cannot be lowered in the same way for all calls; pass --fold to inline the function"
             )
         return next(iter(dtypes), None)
 

@@ -41,7 +41,7 @@ def warn_of_output(value: ir.Value, declared_shape: ir.Shape, shape: ir.Shape) -
     if len(declared_shape) != len(shape) or any(
         isinstance(declared, int) and declared != new for declared, new in pairs
     ):
-        text = "output '%s' declared the stale or unverified shape %s; it now declares %s"
+        text = "the declared shape of output '%s' was wrong or could not be verified: %s; it is now %s"
         logger.warning(text, value.name, *(str(sizes).replace("None", "?") for sizes in (declared_shape, shape)))
 
 

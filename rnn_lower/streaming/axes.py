@@ -37,7 +37,7 @@ def opened(document: Document, time: str) -> tuple[Document, str, int | None]:
     if not axes:
         return document, time, None
     if len(axes) < len(time.split(",")) or len({size for *_, size in axes}) > 1:
-        raise RnnLowerError(f"--time {time}: the axes must all have the same fixed size")
+        raise RnnLowerError(f"--time {time}: all axes of the stream must have the same fixed size")
     symbol = ""
     for name, axis, _ in axes:
         symbol = free_proto_dim(document.proto, name, axis, symbol)
@@ -74,8 +74,8 @@ def outside(document: Document) -> str | None:
         return candidates[0]
     if refused is not None:
         raise UnsupportedError(
-            f"{refused}; if only recurrent nodes need state, which is already an input, lower the model instead"
-            " (rnn-lower lower)"
+            f"{refused}; if only the recurrent nodes need state, and the model already has this state "
+            "as inputs, lower the model instead (rnn-lower lower)"
         )
     return CALLS
 
@@ -186,7 +186,10 @@ def axes_of(document: Document, time: str) -> dict[str, int]:
             f"--time {time}: no input has a symbolic size of this name; symbolic sizes: {', '.join(free) or 'none'}"
         )
     if len({name for name, _ in streams}) < len(streams):
-        raise RnnLowerError(f"--time {time}: more than one axis of input '{streams[0][0]}' has this size")
+        raise RnnLowerError(
+            f"--time {time}: more than one axis of input '{streams[0][0]}' has this size; pass --time "
+            f"with the axis of the stream, as '{streams[0][0]}[AXIS]'"
+        )
     return dict(streams)
 
 

@@ -168,7 +168,7 @@ class RuleContext:
         """Return the first input, which must be the only one that carries the stream."""
         for index, info in enumerate(self.inputs):
             if index and info is not None and info.is_timed:
-                raise self.refuse(f"input {index} depends on the stream")
+                raise self.refuse(f"input {index} depends on the stream, but must be independent of it")
         return self.input(0)
 
     def known(self, index: int) -> np.ndarray | None:
@@ -184,7 +184,7 @@ class RuleContext:
             return None
         array = self.known(index)
         if array is None:
-            raise self.refuse(f"its {attribute} must be constant")
+            raise self.refuse(f"its input '{attribute}' must be constant")
         if array.dtype.kind not in "iu" or array.ndim > 1:
             raise self.refuse(f"its {attribute} must be a list of integers")
         return [int(number) for number in np.atleast_1d(array)]
@@ -201,7 +201,8 @@ class RuleContext:
         dtype = self.dtype(index)
         if dtype in (ir.DataType.BOOL, ir.DataType.INT16, ir.DataType.UINT16, ir.DataType.STRING):
             raise self.refuse(
-                f"its first frames must be masked with a Where, which onnxruntime does not have for {dtype.name}"
+                "its first frames must be masked with a Where, but onnxruntime does not implement Where "
+                f"for {dtype.name}"
             )
         return dtype
 
@@ -218,7 +219,9 @@ class RuleContext:
     def attribute(self, name: str, default: Any = None) -> Any:
         attribute = self.node.attributes.get(name)
         if attribute is not None and attribute.is_ref():
-            raise self.refuse(f"attribute '{name}' refers to an attribute of the enclosing function")
+            raise self.refuse(
+                f"attribute '{name}' refers to an attribute of the enclosing function; inline the function first"
+            )
         return default if attribute is None else attribute.value
 
     def axis(self, default: int, rank: int) -> int:

@@ -65,7 +65,8 @@ class CausalityAnalysis:
                 info = self.infos[value] = settled(info, self.delay)
             if info.axis is None and info.is_timed:
                 raise UnsupportedError(
-                    f"output '{value.name}' contains the length of the stream, which is unknown within a chunk"
+                    f"output '{value.name}' contains the length of the stream, which is unknown while the "
+                    "stream is running"
                 )
             if info.lead:
                 raise UnsupportedError(
@@ -77,8 +78,8 @@ class CausalityAnalysis:
                 )
             if info.axis is not None and info.outer != size(1):
                 raise UnsupportedError(
-                    f"output '{value.name}' merges the frames of the stream into its batch axis, along which"
-                    " the frames of a chunk are not contiguous"
+                    f"output '{value.name}' merges the frames of the stream into its batch axis, so the "
+                    "frames of one chunk are not adjacent in it"
                 )
 
     def _input(self, value: ir.Value) -> AxisInfo:
@@ -120,7 +121,7 @@ class CausalityAnalysis:
             for value in node.outputs[len(infos) :]:
                 if value.uses() or value.is_graph_output():
                     ctx = RuleContext(node, scope, [], self)
-                    raise ctx.refuse(f"there is no streaming rule for output '{value.name}'")
+                    raise ctx.refuse(f"rnn-lower stream does not support output '{value.name}' of this node")
         return [self._info_of(value) for value in scope.graph.outputs]
 
     def _refined(self, value: ir.Value, info: AxisInfo) -> AxisInfo:
@@ -136,7 +137,7 @@ class CausalityAnalysis:
         ctx = RuleContext(node, scope, [None if value is None else self._info_of(value) for value in node.inputs], self)
         seen = [*(info for info in ctx.inputs if info), *self.captured(node)]
         if node.domain not in DEFAULT_DOMAINS:
-            raise ctx.refuse(f"there is no streaming rule for operators of domain {node.domain}")
+            raise ctx.refuse(f"rnn-lower stream does not support operators of domain {node.domain}")
         if why := malformed(node, scope.opset):
             raise ctx.refuse(why)
         try:
@@ -146,7 +147,7 @@ class CausalityAnalysis:
         except UnknownShapeError:
             raise ctx.refuse("the shape of an input is unknown") from None
         except (IndexError, ValueError, ZeroDivisionError) as error:  # missing sizes or axes
-            raise ctx.refuse("its attributes do not match its inputs") from error
+            raise ctx.refuse("the number or the sizes of its inputs do not fit its attributes") from error
 
     def _apply_rule(self, ctx: RuleContext, seen: Sequence[AxisInfo], scope: Scope) -> list[AxisInfo]:
         node = ctx.node
@@ -166,13 +167,13 @@ class CausalityAnalysis:
             cut, opening = any(info.cut for info in seen), any(info.opening for info in seen)
             return [dataclasses.replace(info, last=last, cut=cut, opening=opening) for info in infos]
         if last:
-            raise ctx.refuse("it needs a final state or the last frame of the stream for every frame")
+            raise ctx.refuse("to compute each frame, it needs a final state or the last frame of the stream")
         if rule is None:
-            raise ctx.refuse("there is no streaming rule for this operator")
+            raise ctx.refuse("rnn-lower stream does not support this operator")
         if not rule.lead and any(info.lead for info in seen):
-            raise ctx.refuse("its input has left padding, which its streaming rule does not support")
+            raise ctx.refuse("its input has left padding, which rnn-lower stream does not support for this operator")
         if scope.opset < 7 and rule.operators != RULES["LSTM"].operators:
-            raise ctx.refuse(f"the streaming rules need opset 7 or newer; the model has opset {scope.opset}")
+            raise ctx.refuse(f"streaming needs opset 7 or newer, but the model has opset {scope.opset}")
         wait_for_each_other(ctx)
         return [dataclasses.replace(info, offsets=index_offsets(ctx, info)) for info in rule.follow(ctx)]
 

@@ -51,7 +51,7 @@ def check_streaming(
     )
     located = () if proof is None or proof.changed else proof.differing  # other changes, such as folding, explain them
     if not plan.inputs and not plan.states:
-        nothing = nothing or "no state was carried from chunk to chunk"
+        nothing = nothing or "no run carried a state from one chunk to the next"
     elif not chunked.borders:
         nothing = nothing or "no run had more than one chunk"
     return CheckReport(

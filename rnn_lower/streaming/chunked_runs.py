@@ -52,7 +52,8 @@ class ChunkedRuns:
         fixed = fixed_step(self.original, self.plan)
         if fixed is not None and fixed % self.step:
             raise RnnLowerError(
-                f"the model has a fixed length of {fixed} frames, not a multiple of the chunk length {self.step}"
+                f"the model has a fixed length of {fixed} frames, which is not a multiple of the chunk "
+                f"length {self.step}"
             )
         sizes = fixed_sizes(self.original.model, self.made.proto) | dict.fromkeys(
             self.plan.inputs.items(), fixed or frames

@@ -30,7 +30,9 @@ def held(ctx: RuleContext, x: AxisInfo, reach: int, index: int = 0, **changes: A
     if ctx.opset < 11:
         raise ctx.refuse(f"its frames are delayed, which needs opset 11 or newer; the model has opset {ctx.opset}")
     if not x.is_unmerged or x.lead != changes.get("lead", 0):
-        raise ctx.refuse("its delayed frames are also padded or merged with other axes")
+        raise ctx.refuse(
+            "its frames are delayed, and in addition the frames are padded or the time axis is merged with other axes"
+        )
     return DelayBuffer(ctx.node, x, reach, ctx.dtype(index), index=index, **changes)
 
 
@@ -39,8 +41,10 @@ def settled(x: AxisInfo, delay: bool) -> AxisInfo:
     if x.trail < 0 or (x.trail and not delay):
         raise UnsupportedError(
             x.blame
-            or f"the result is longer than the stream by {x.trail} frame{'s' * (x.trail != 1)}; delay the"
-            " outputs (--delay)"
+            or (
+                f"its output is longer than the stream by {x.trail} frame{'s' * (x.trail != 1)}; pass "
+                "--delay to delay the outputs"
+            )
         )
     return x.changed(trail=0, cut=True) if x.trail else x
 

@@ -173,8 +173,8 @@ class GraphEditor:
     def check_sizes(self, owner: str, shape: Sequence[Size]) -> None:
         if any(symbol not in self.symbols for dim in shape for symbol in dim.of):
             raise UnsupportedError(
-                f"{owner}: the size of its state cannot be computed from the input sizes; fix these sizes"
-                " (--dim NAME=SIZE)"
+                f"{owner}: the size of its state cannot be computed from the sizes of the inputs; set the input"
+                " sizes (--dim NAME=SIZE)"
             )
 
     def add_input(self, name: str, dtype: ir.DataType, shape: tuple[Size, ...]) -> ir.Value:
@@ -195,7 +195,7 @@ class GraphEditor:
         rows = shape[axis]
         if self._rows not in (None, rows) or len(rows.of) > 1 or (rows.of and rows.times != 1):
             raise UnsupportedError(
-                f"--reset: the rows of state '{source}' do not match the rows of the batch; drop --reset"
+                f"--reset: state '{source}' does not have one row for each row of the batch; drop --reset"
             )
         self._rows = rows
         rank = [-1 if k == axis else 1 for k in range(len(shape))]
@@ -262,7 +262,8 @@ class GraphEditor:
         """Whether a chunk, or each of its frames, precedes the first meaningful frame."""
         if self.opset < 9:
             raise UnsupportedError(
-                f"delayed frames with --step need opset 9 or newer; the model has opset {self.opset}"
+                "delaying frames in a model with a fixed chunk length (--step) needs opset 9 or newer, "
+                f"but the model has opset {self.opset}"
             )
         limit = late * every.numerator - (0 if frames is None else frames * every.numerator)
         scaled = site.before.op("Mul", self.warm_up(), constant([every.denominator], INT64, "parts"), name="scaled")

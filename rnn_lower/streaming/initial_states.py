@@ -43,7 +43,7 @@ def evaluate(
     if [each.shape for each in arrays] != wanted or any(
         not np.array_equal(np.broadcast_to(base, array.shape), array) for array in arrays
     ):
-        raise UnsupportedError("its initial state is not the same for every row")
+        raise UnsupportedError("its initial state differs between the rows of the batch")
     return base, tuple(shape)
 
 
@@ -68,7 +68,7 @@ def _at(document: Document, infos: Mapping[ir.Value, AxisInfo], value: ir.Value,
                 if operand is not None:
                     need(operand)
             if any(attribute.type == ir.AttributeType.GRAPH for attribute in node.attributes.values()):
-                raise UnsupportedError("its initial state is computed in the body of a node")
+                raise UnsupportedError("its initial state is computed in the body of an If, Loop or Scan")
             nodes[node] = document.message(node)
 
     need(value)

@@ -27,7 +27,8 @@ def count_down(work: GraphEditor, read: RecurrentNode, batch: Size) -> ir.Value:
     lengths = read.inputs["sequence_lens"]
     if work.is_nested(site):
         raise UnsupportedError(
-            f"{where}: its sequence_lens cannot be counted down from chunk to chunk, because the node is in a branch"
+            f"{where}: the node is in a branch of an If, where streaming cannot reduce the "
+            "sequence_lens of the node from chunk to chunk"
         )
     if work.opset < 9:
         raise UnsupportedError(
@@ -86,8 +87,8 @@ def _root(work: GraphEditor, value: ir.Value, owner: str) -> ir.Value:
 def _check_uses(work: GraphEditor, value: ir.Value, owner: str) -> None:
     if value.is_graph_output():
         raise UnsupportedError(
-            f"{owner}: streaming replaces its sequence_lens '{value.name}' with the remaining steps, so this value"
-            " cannot also be an output of the model"
+            f"{owner}: streaming replaces its sequence_lens '{value.name}' with the number of "
+            "remaining steps, so this value cannot also be an output of the model"
         )
     for user, index in value.uses():
         if user.op_type in ("Cast", "Identity"):
@@ -97,6 +98,6 @@ def _check_uses(work: GraphEditor, value: ir.Value, owner: str) -> None:
         if index != 4 or x is None or x.axis is None:
             what = f"{user.op_type} '{display_name(user)}'"
             raise UnsupportedError(
-                f"{owner}: streaming replaces its sequence_lens '{value.name}' with the remaining steps, so {what}"
-                " cannot also read this value"
+                f"{owner}: streaming replaces its sequence_lens '{value.name}' with the number of "
+                f"remaining steps, so {what} cannot also read this value"
             )

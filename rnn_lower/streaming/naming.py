@@ -88,11 +88,13 @@ def _rows(state: State) -> Size:
     free = [each for each in state.shape if each.of]
     if any(GROWS in each.of for each in free):
         raise UnsupportedError(
-            f"{state.node}: its state '{state.input}' changes its size, so it cannot be packed; drop --states packed"
+            f"{state.node}: the size of state '{state.input}' changes from chunk to chunk, so the "
+            "state cannot be packed; drop --states packed"
         )
     if len(free) > 1 or (free and free[0].times != 1):
         raise UnsupportedError(
-            f"{state.node}: its state has symbolic sizes other than the batch size; fix them (--dim NAME=SIZE)"
+            f"{state.node}: to be packed, its state must have no symbolic sizes except the batch "
+            "size; set the other sizes (--dim NAME=SIZE)"
         )
     return free[0] if free else ONE
 

@@ -107,7 +107,9 @@ def read_plan(model: onnx.ModelProto) -> Plan | None:
     except untrusted.UNSOUND as error:
         if isinstance(error, RnnLowerError):
             raise
-        raise RnnLowerError(f"the metadata '{KEY}' is damaged; create the model again (rnn-lower stream)") from None
+        raise RnnLowerError(
+            f"the metadata entry '{KEY}' of the model is damaged; create the model again (rnn-lower stream)"
+        ) from None
     return plan
 
 

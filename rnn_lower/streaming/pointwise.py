@@ -69,7 +69,9 @@ def einsum(ctx: RuleContext) -> list[AxisInfo]:
         result = "".join(sorted(label for label in set(inputs) - {","} if inputs.count(label) == 1))
     if [ctx.input(index).rank for index in range(len(ctx.inputs))] != list(map(len, terms)):
         raise ctx.refuse("the ranks of its inputs do not match its equation")
-    return [mapped(ctx, terms, result, "it sums over label '{}', which is the axis of the stream")]
+    return [
+        mapped(ctx, terms, result, "it sums over label '{}' of its equation, which stands for the axis of the stream")
+    ]
 
 
 def cumulative_sum(ctx: RuleContext) -> list[AxisInfo]:
@@ -81,9 +83,9 @@ def cumulative_sum(ctx: RuleContext) -> list[AxisInfo]:
     if int(axis.ravel()[0]) % x.rank != time:
         return [x.moved(time, x.sizes)]
     if ctx.attribute("reverse", 0):
-        raise ctx.refuse("it sums backward from the end of the stream (reverse)")
+        raise ctx.refuse("its attribute 'reverse' is set, so it sums from the end of the stream")
     if not x.is_plain:
-        raise ctx.refuse("its input has left padding, or merges the stream with other axes")
+        raise ctx.refuse("its input has left padding, or the time axis of its input is merged with other axes")
     if ctx.opset < 11:
         raise ctx.refuse(f"it needs opset 11 or newer; the model has opset {ctx.opset}")
     mask_early(ctx, x, 0)
@@ -101,9 +103,12 @@ def resize(ctx: RuleContext) -> list[AxisInfo]:
     x = ctx.input(0)
     time, mode = along(ctx, x), ctx.attribute("coordinate_transformation_mode", "half_pixel")
     if ctx.opset < 11:
-        raise ctx.refuse(f"its streaming rule needs opset 11 or newer; the model has opset {ctx.opset}")
+        raise ctx.refuse(f"streaming this operator needs opset 11 or newer, but the model has opset {ctx.opset}")
     if mode not in IDENTITIES or ctx.attribute("antialias", 0):
-        raise ctx.refuse(f"its result depends on the length of the stream (mode {mode}, or antialias)")
+        raise ctx.refuse(
+            f"its result depends on the length of the stream, because its attribute 'mode' is {mode} "
+            "or its attribute 'antialias' is set"
+        )
     if ctx.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
         raise ctx.refuse("its keep_aspect_ratio_policy must be 'stretch'")
     axes = [int(axis) % x.rank for axis in ctx.attribute("axes", range(x.rank))]
@@ -117,7 +122,9 @@ def resize(ctx: RuleContext) -> list[AxisInfo]:
         if resized is not None and (resized.number is not None or resized == x.sizes[axis]):
             shape[axis] = resized
     if ctx.may_lack_frames(x):
-        raise ctx.refuse("it resizes delayed frames, so a chunk may be empty; fix the chunk length (--step)")
+        raise ctx.refuse(
+            "it resizes delayed frames, so a chunk of its output may be empty; set a fixed chunk length (--step)"
+        )
     return [x.moved(time, shape)]
 
 
@@ -139,10 +146,14 @@ def _repeated(ctx: RuleContext, x: AxisInfo, resized: Size | None) -> AxisInfo:
     )
     nearest = ctx.attribute("mode", "nearest") == "nearest" and (coordinates, rounding) in REPEATS
     if not nearest or not times:
-        raise ctx.refuse("along the time axis, it may only repeat frames (mode 'nearest' with an integer scale)")
+        raise ctx.refuse(
+            "along the time axis, it must only repeat frames; this needs mode 'nearest' and an integer scale"
+        )
     x = settled(x, ctx.analysis.delay)
     if not x.is_plain or x.outer != ONE:
-        raise ctx.refuse("it repeats frames that are padded or merged with other axes")
+        raise ctx.refuse(
+            "it repeats frames, but its input is padded, or the time axis of its input is merged with other axes"
+        )
     return x.changed(every=x.every / times, late=x.late * times, dropped=x.dropped * times)
 
 
@@ -185,12 +196,12 @@ def later_axes(ctx: RuleContext) -> list[AxisInfo]:
     infos = _normalized(ctx, x, range(ctx.axis(-1, x.rank), x.rank))
     for index, info in enumerate(ctx.inputs[1:], 1):  # scale and bias broadcast to the input
         if info is not None and (info.shape is None or info.rank > x.rank):
-            raise ctx.refuse(f"the shape of input {index} does not match the shape of its first input")
+            raise ctx.refuse(f"the shape of input {index} does not match the shape of the first input")
         back = along(ctx, x) - x.rank
         if info is not None and info.rank >= -back and info.sizes[back] != ONE:
             raise ctx.refuse(f"input {index} has different values for each frame of the stream")
     if any(out.uses() or out.is_graph_output() for out in ctx.node.outputs[1:]):
-        raise ctx.refuse("its outputs Mean and InvStdDev are used; only the first output is supported")
+        raise ctx.refuse("its outputs Mean and InvStdDev are used, but streaming supports only its first output")
     return infos + [AxisInfo((), None) for _ in ctx.node.outputs[1:]]
 
 

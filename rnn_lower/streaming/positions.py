@@ -42,19 +42,25 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
     if x.axis is None or offsets is None or axis is None or ctx.axis(0, x.rank) != x.axis:
         return shapes.gather(ctx)
     if offsets.min() < 0:
-        raise ctx.refuse("it uses negative indices, which select frames from the end; pad the start of the stream")
+        raise ctx.refuse(
+            "it uses negative indices, which select frames from the end of the stream; in the model, "
+            "pad the start of the stream instead"
+        )
     if not x.is_unmerged or indices.outer != ONE or x.every != indices.every:
         raise ctx.refuse("it selects frames of one stream with indices from another stream")
     reach = max(int(offsets.max()), x.lead, indices.late - x.late + x.lead)
     late = x.late + reach - x.lead
     if indices.late < late and not ctx.analysis.delay:
-        raise ctx.refuse(f"its windows of {reach + 1} frames look ahead; delay the outputs (--delay)")
+        raise ctx.refuse(f"its windows of {reach + 1} frames contain future frames; pass --delay to delay the outputs")
     ctx.analysis.numbered.add(ctx.node)
     if not reach and offsets.size == 1:
         ctx.edit(take_each, [x.axis + k for k in range(indices.rank) if k != axis])
     else:
         if ctx.opset < 11 and ctx.analysis.step is None:
-            raise ctx.refuse(f"selecting windows needs opset 11 or newer, or --step; the model has opset {ctx.opset}")
+            raise ctx.refuse(
+                "selecting windows of frames needs opset 11 or newer, but the model has opset "
+                f"{ctx.opset}; convert the model, or set a fixed chunk length (--step)"
+            )
         if late > x.late:
             ctx.carry(held(ctx, x, reach + 1, lead=x.lead, output_axis=x.axis + axis))
         ctx.edit(take_windows, x, offsets, axis, reach)
@@ -102,12 +108,12 @@ def range_(ctx: RuleContext) -> list[AxisInfo]:
     line = None if limit is None else linear(limit, in_stream=True)
     first, step = (None if number is None else number.number for number in (start, delta))
     if limit is None or line is None or first is None or step is None or step < 1:
-        raise ctx.refuse("its range must contain one number for each frame")
+        raise ctx.refuse("the range of indices must contain exactly one index for each frame")
     (times, more), count = line, Size(line[0] / step, (TIME,))
     rounded = count.times.denominator == 1 and -step < more - first <= 0
     late = 0 if rounded else first - more
     if times <= 0 or 1 not in (count.times.numerator, count.times.denominator) or late < 0 or (late and step > 1):
-        raise ctx.refuse("its range must contain one number for each frame")
+        raise ctx.refuse("the range of indices must contain exactly one index for each frame")
     source = next(iter(ctx.analysis.streams.items()))
     ctx.carry(Position(ctx.node, ctx.dtype(0), ctx.analysis.numbered, source, count, first, step))
     offsets = np.array([first]) if step == 1 and ctx.dtype(0).is_integer() else None

@@ -68,9 +68,9 @@ class StreamProof:
         if not self.ok:
             return f"NOT PROVED: {self.result}: {self.reason or 'no chunk boundary was compared'}"
         return (
-            f"proved: {number_of(len(self.outputs), 'output')} and {number_of(len(self.states), 'state')} in"
-            f" {self.chunks} chunks with {self.borders} chunk boundaries, with a probability of error below"
-            f" {FAILURE**self.points:.1g}"
+            f"proved: {number_of(len(self.outputs), 'output')} and {number_of(len(self.states), 'state')}, compared "
+            f"over {self.chunks} chunks and {self.borders} chunk boundaries; the probability of error is below "
+            f"{FAILURE**self.points:.1g}"
         )
 
     def __bool__(self) -> bool:
@@ -105,7 +105,7 @@ def prove_streaming(
                 compare = _difference if plan.inputs else _difference_of_calls
                 difference = difference or compare(chunked, point, field, models)
         except (OutOfScopeError, NoStepsError, MemoryError) as error:
-            return verdict(OUT_OF_SCOPE, str(error) or "a Scan has no steps")
+            return verdict(OUT_OF_SCOPE, str(error) or "a Scan runs on an empty sequence")
         if difference is None:
             return verdict(PROVED, "")
         reason = reason or difference
@@ -126,7 +126,7 @@ def _difference(runs: ChunkedRuns, index: int, field: Field, models: Sequence[Mo
 
     sampled = runs.sampled(index, runs.remembered + MORE, whole, WrongError)
     if isinstance(sampled, str):
-        raise OutOfScopeError(f"the original model cannot be evaluated with the sampled inputs: {sampled}")
+        raise OutOfScopeError(f"the original model cannot be evaluated with sampled inputs: {sampled}")
     (feeds, wanted), end = sampled, Feeds()
     for lengths in runs.chunkings(feeds, index, sizes=(1, 2, 3), mixed=1):
         session = StreamingSession(runs.made.proto, run=lambda chunk: streaming.outputs(_elements(field, chunk)))
@@ -136,11 +136,13 @@ def _difference(runs: ChunkedRuns, index: int, field: Field, models: Sequence[Mo
             return f"in chunks of {_shown(lengths)}: {error}"
         for name, result in zip(runs.plan.outputs, results, strict=True):
             if why := _parts(runs.begun(name, wanted[name], result), result):
-                return f"output '{name}' in chunks of {_shown(lengths)} {why}"
+                return f"with chunks of {_shown(lengths)} frames, output '{name}' {why}"
         held = _elements(field, session.state)
         for name, state in held.items():
             if why := _parts(end.get(name, state), state):
-                return f"state '{name}' depends on the chunk lengths: after chunks of {_shown(lengths)}, it {why}"
+                return (
+                    f"state '{name}' depends on the chunk lengths: after chunks of {_shown(lengths)} frames, it {why}"
+                )
         end = held
     return None
 
@@ -165,7 +167,7 @@ def _difference_of_calls(runs: ChunkedRuns, index: int, field: Field, models: Se
         if state.shape and not any(
             np.array_equal(session.state[state.input], array) for array in original.held.values()
         ):
-            return f"the value of state '{state.input}' matches no state of the original model's nodes"
+            return f"the value of state '{state.input}' is not equal to any state of a node in the original model"
     return None
 
 

@@ -35,16 +35,16 @@ def _over_time(ctx: RuleContext, read: RecurrentNode, x: AxisInfo, batch: int) -
     if read.direction != "forward":
         raise ctx.refuse(f"its direction is {read.direction}, so its first result depends on the whole stream")
     if not x.is_plain:
-        raise ctx.refuse("its sequence axis merges the stream with other axes")
+        raise ctx.refuse("its sequence axis consists of the time axis of the stream and other axes")
     states = ctx.inputs[4:7]
     if any(state is not None and (state.is_timed or state.last or state.opening) for state in states):
         raise ctx.refuse("its sequence_lens or its initial state depends on the stream")
     if len(states) > 0 and states[0] is not None and x.every != 1:
-        raise ctx.refuse("its sequence_lens count frames at a different rate than its input")
+        raise ctx.refuse("its sequence_lens was computed at a frame rate that differs from the frame rate of its input")
     rows, units = x.sizes[batch], size(read.hidden_size)
     if x.late and ctx.analysis.step is not None:
         if len(states) > 0 and states[0] is not None:
-            raise ctx.refuse("its frames are delayed, but its sequence_lens count frames from the first chunk on")
+            raise ctx.refuse("its frames are delayed, but the lengths in its sequence_lens do not include the delay")
         if more := -x.late % max(1, int(ctx.analysis.step / x.every)):  # a state is kept for whole chunks
             ctx.carry(held(ctx, x, more + 1, crop=0))
             x = x.changed(late=x.late + more, cut=True)
@@ -78,17 +78,19 @@ def scan(ctx: RuleContext) -> list[AxisInfo]:
     x, axes = same_frames(ctx, sequences), ctx.attribute("scan_input_axes", [0] * len(sequences))
     if ctx.opset < 9 or any(ctx.attribute("scan_input_directions", ())):
         raise ctx.refuse(
-            "it starts at the end of the stream" if ctx.opset >= 9 else "its streaming rule needs opset 9 or newer"
+            "it runs backward from the end of the stream"
+            if ctx.opset >= 9
+            else "streaming this operator needs opset 9 or newer"
         )
     if any(info.axis != axis % info.rank for info, axis in zip(sequences, axes, strict=True)):
-        raise ctx.refuse("it must scan its inputs along the axis of the stream")
+        raise ctx.refuse("it scans its inputs along an axis other than the axis of the stream")
     if any(info.is_timed or info.last for info in (*states, *ctx.analysis.captured(ctx.node))):
         raise ctx.refuse("its body uses initial states or other values that depend on the stream")
     if not x.is_plain or x.outer != ONE or x.late:
-        raise ctx.refuse("its frames are padded, delayed or merged with other axes")
+        raise ctx.refuse("its input is padded or delayed, or the time axis of its input is merged with other axes")
     for node in body.all_nodes():
         if node.op_type in (*OP_TYPES, *RANDOM) or node.domain not in DEFAULT_DOMAINS:
-            raise ctx.refuse(f"there is no streaming rule for {node.op_type} in its body")
+            raise ctx.refuse(f"its body contains {node.op_type}, which rnn-lower stream does not support")
     free = any(dim.number is None for info in sequences for k, dim in enumerate(info.sizes) if k != info.axis)
     for info, value in zip(states, body.outputs, strict=False):
         after = ctx.analysis.shape_info.shape(value) or (None,) * info.rank
@@ -127,7 +129,7 @@ def _agreed(ctx: RuleContext, a: AxisInfo, b: AxisInfo) -> AxisInfo:
         return AxisInfo(shape, last=a.last or b.last, cut=a.cut or b.cut)
     if a != b:
         raise ctx.refuse(
-            "its branches return streams with different sizes, axes or padding; make the condition constant"
-            " (--set INPUT=VALUE, or --dim NAME=SIZE)"
+            "its branches return frames with different sizes, axes or padding; make the condition "
+            "constant (--set INPUT=VALUE, or --dim NAME=SIZE)"
         )
     return a

@@ -104,16 +104,18 @@ def _check_callers(work: GraphEditor, read: RecurrentNode, initial: ir.Value) ->
         same = user is read.node or work.are_alternatives(read.node, user)
         if not same or position != index or initial.is_graph_output():
             raise UnsupportedError(
-                f"{read.describe()}: other nodes or outputs also use its initial state '{initial.name}'; add a"
-                " separate input for the node"
+                f"{read.describe()}: its initial state '{initial.name}' is also read by other nodes or "
+                "returned as an output; add a separate input for the node"
             )
-    work.notes.append(f"{read.describe()}: its state is already an input, '{initial.name}', which stays as it is")
+    work.notes.append(
+        f"{read.describe()}: its state is already an input of the model, '{initial.name}', and stays an input"
+    )
 
 
 def _leave_to_caller(work: GraphEditor, read: RecurrentNode, reason: str) -> None:
     """Leave a state to the caller if the model reads and returns it after other operators. reason: names the node."""
     if "sequence_lens" in read.inputs:
-        raise UnsupportedError(f"{reason}, which is not supported for a node with sequence_lens")
+        raise UnsupportedError(f"{reason}, which streaming does not support for a node with sequence_lens")
     model = work.document.model
     for letter in read.operator.states:
         start, final = read.inputs.get(f"initial_{letter}"), read.outputs.get(f"Y_{letter}")
@@ -123,8 +125,9 @@ def _leave_to_caller(work: GraphEditor, read: RecurrentNode, reason: str) -> Non
             continue
         if start is None or final is None or not inputs_of(model, start) or not outputs_of(model, final):
             raise UnsupportedError(
-                f"{reason}, and the model does not return its final state unchanged; use a separate input as"
-                " its initial state, or fix the input (--set INPUT=VALUE)"
+                f"{reason}, and the model does not return the final state of the node unchanged; use a "
+                "separate input as the initial state of the node, or replace the input with a constant "
+                "(--set INPUT=VALUE)"
             )
         back = {str(out.name) for out in outputs_of(model, final)}
         for initial in inputs_of(model, start):

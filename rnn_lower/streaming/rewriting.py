@@ -90,7 +90,7 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
     except UnsupportedError as error:
         if baked is None and isinstance(error, FixedLengthError):
             logger.info(
-                "made the sequence length variable, which the export had hard-coded as %d: %s", error.length, error
+                "made the sequence length, which the export had hard-coded as %d, variable: %s", error.length, error
             )
             fixed = dataclasses.replace(requested, axis=",".join(axis_name(*each) for each in streams.items()))
             return streamed(document, fixed, {**(dims or {}), called(original.model, streams): error.length})
@@ -101,15 +101,16 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
     recurrent = [(node.describe(), node.inputs["X"]) for node in read_nodes(work.model, work.shape_info)]
     if time is None and _nothing_runs(analysis, work) and not left_outside:
         raise RnnLowerError(
-            f"no recurrent node runs along '{called(original.model, streams)}', the only symbolic size, which"
-            " may be the batch; name the axis of the stream (--time INPUT[AXIS])"
+            f"no recurrent node runs along '{called(original.model, streams)}', the only symbolic "
+            "size; it may be the batch size, so specify the axis of the stream (--time INPUT[AXIS])"
         )
     every = math.lcm(*analysis.divisors, *(info.every.numerator for info in analysis.infos.values()))
     if step is not None and step < 1:
         raise RnnLowerError(f"--step {step}: a chunk must have at least one frame")
     if step is not None and step % every:
         raise UnsupportedError(
-            f"--step {step}: the model has strides over time, so a chunk must have a multiple of {every} frames"
+            f"--step {step}: operators of the model have strides along the time axis, so the length "
+            f"of a chunk must be a multiple of {every} frames"
         )
     editor = GraphEditor(work, analysis.infos, _symbols(work.model, streams), requested.reset, step)
     for edit in analysis.carried:
@@ -123,8 +124,9 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
     )  # fmt: skip
     name = called(original.model, streams)
     if not plan.states and not plan.left:
-        text = f"; '{name}' may be the batch instead of the stream" if _nothing_runs(analysis, work) else ""
-        logger.info("no node needs a state, so the model already accepts chunks%s", text)
+        doubt = f"; '{name}' may be the batch size instead of the length of the stream"
+        text = doubt if _nothing_runs(analysis, work) else ""
+        logger.info("no node needs a state, so the original model already works chunk by chunk%s", text)
     late = tuple(text for text, x in recurrent if analysis.infos[x].late)
     return StreamedModel(Document(work.proto, work.folder), judged, plan, name, late, baked if left_outside else None)
 
@@ -156,7 +158,7 @@ def _call_by_call(document: Document, requested: StreamOptions) -> StreamedModel
     editor = GraphEditor(work, analysis.infos, _symbols(document.model, {}), requested.reset)
     for node in read_nodes(work.model, work.shape_info):
         if node.direction != "forward" or "sequence_lens" in node.inputs:
-            why = "it has sequence_lens, which streaming in single steps does not support"
+            why = "it has sequence_lens, which is not supported if each run of the model is one step"
             if node.direction != "forward":
                 why = f"its direction is {node.direction}, so its state cannot be carried to the next run"
             raise UnsupportedError(f"{node.describe()}: {why}")
@@ -164,7 +166,9 @@ def _call_by_call(document: Document, requested: StreamOptions) -> StreamedModel
         batch = None if shape is None else shape[0 if node.layout else 1]
         initial = [node.inputs.get(f"initial_{letter}") for letter in node.operator.states]
         if batch is None and not all(value and inputs_of(work.model, value) for value in initial):
-            raise UnsupportedError(f"{node.describe()}: its batch size is unknown; fix it (--dim NAME=SIZE)")
+            raise UnsupportedError(
+                f"{node.describe()}: its batch size is unknown; set the batch size (--dim NAME=SIZE)"
+            )
         Recurrence(node, ONE if batch is None else size(batch), Fraction(1), 0)(editor)
     plan = _written(editor, {}, {str(value.name): FIXED for value in work.model.graph.outputs})
     return StreamedModel(Document(work.proto, work.folder), document, plan, None)
@@ -215,7 +219,7 @@ def _set(model: ir.Model, values: Mapping[str, Any]) -> None:
 def _as_declared(value: ir.Value, content: Any) -> np.ndarray:
     """A value in the declared type and shape of the input."""
     if value.dtype is None:
-        raise RnnLowerError(f"input '{value.name}' declares no element type, so it cannot be set")
+        raise RnnLowerError(f"the model declares no element type for input '{value.name}', so the input cannot be set")
     try:
         array = np.asarray(content).astype(value.dtype.numpy())
     except (TypeError, ValueError):

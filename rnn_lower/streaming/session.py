@@ -91,8 +91,8 @@ class StreamingSession:
                 continue
             if any(GROWS in dim.of for dim in state.shape):
                 raise RnnLowerError(
-                    f"state '{state.input}' delays all rows by the same number of frames, so individual rows cannot be"
-                    " reset; reset all rows"
+                    f"state '{state.input}' holds delayed frames, and the delay is the same for all batch "
+                    "rows, so individual rows cannot be reset; reset all rows"
                 )
             if state.rows is None:
                 raise RnnLowerError(f"the batch axis of state '{state.input}' is unknown; reset all rows")
@@ -147,7 +147,7 @@ class StreamingSession:
         held = {state.input for state in self.plan.states if not begins or state.first is not None}
         lacking = [name for name in self._inputs if name not in feeds and name not in held and name != self.plan.reset]
         if lacking:
-            raise RnnLowerError(f"the chunk has no value for {', '.join(lacking)}")
+            raise RnnLowerError(f"the chunk has no array for {', '.join(lacking)}; pass an array for every input")
         if unknown := [name for name in feeds if name not in self._known]:
             raise RnnLowerError(f"the model has no input '{unknown[0]}'; inputs: {', '.join(self._inputs)}")
         for name, axis in (*self.plan.symbols.values(), *self.plan.inputs.items()):
@@ -155,13 +155,15 @@ class StreamingSession:
                 raise RnnLowerError(f"input '{name}' has shape {list(feeds[name].shape)}, which has no axis {axis}")
         frames = {name: feeds[name].shape[axis] for name, axis in self.plan.inputs.items()}
         if len(set(frames.values())) > 1:
-            raise RnnLowerError(f"the inputs of a chunk must have the same number of frames, not {frames}")
+            raise RnnLowerError(
+                f"the inputs of a chunk must all have the same number of frames, but they have {frames}"
+            )
         if any(count % self.plan.every for count in frames.values()):
             raise RnnLowerError(
                 f"the number of frames in a chunk must be a multiple of {self.plan.every}, not {frames}"
             )
         if self._fused and 0 in frames.values():
-            raise RnnLowerError("the chunk is empty; onnxruntime's native operators need at least one frame")
+            raise RnnLowerError("the chunk is empty, but onnxruntime's recurrent operators need at least one frame")
 
     def _check_rows(self, chunk: Feeds) -> None:
         """Raise RnnLowerError if the batch sizes of states and chunk differ, which could broadcast without an error."""
@@ -208,22 +210,30 @@ def _with_errors(run: Callable[[Feeds], Sequence[Any]]) -> Callable[[Feeds], Seq
 def plan_with(document: Document, states: Mapping[str, str] | None) -> Plan:
     """The plan in a model's metadata, or one made from the given state names."""
     if states is not None and not isinstance(states, Mapping):
-        raise RnnLowerError(f"states is {states!r}; it must map input names to output names")
+        raise RnnLowerError(
+            f"the argument 'states' is {states!r}, but it must be a dict that maps input names to output names"
+        )
     plan = read_plan(document.proto)
     if plan is not None and (unnamed := set(plan.left) - set(states or ())):
         name = min(unnamed)
-        raise RnnLowerError(f"input '{name}' carries a state; name the output that returns it (--state {name}=OUTPUT)")
+        raise RnnLowerError(
+            f"input '{name}' is a state; name the output that returns the new state (--state {name}=OUTPUT)"
+        )
     if plan is not None and states is None:
         return plan
     if states is None:
         raise RnnLowerError(
-            "not a streaming model; create one with rnn-lower stream, or name its states (--state INPUT=OUTPUT)"
+            "the model is not a streaming model; create a streaming model with rnn-lower stream, or "
+            "name the states of this model (--state INPUT=OUTPUT)"
         )
     outputs = [value.name for value in document.proto.graph.output]
     inputs = [value.name for value in document.proto.graph.input]
     for chunk, back in states.items():
         if chunk not in inputs or back not in outputs:
-            raise RnnLowerError(f"states: the model has no input '{chunk}' or no output '{back}'")
+            raise RnnLowerError(
+                f"the argument 'states' maps '{chunk}' to '{back}', but the model has no input '{chunk}' "
+                f"or no output '{back}'"
+            )
     held = tuple(State(chunk, back, (), "", chunk, 0) for chunk, back in states.items())
     known = plan or Plan({}, dict.fromkeys(outputs, LAST), ())
     own_outputs = {name: what for name, what in known.outputs.items() if name not in states.values()}

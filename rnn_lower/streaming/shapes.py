@@ -62,10 +62,10 @@ def mapped(ctx: RuleContext, terms: Sequence[Sequence[object]], result: Sequence
         if lost:
             raise ctx.refuse(f"it multiplies frames of the stream with each other{ATTENTION}")
         compared = all(info.offsets is not None for info, _ in pairs)
-        text = f"it compares frames of the stream with each other, as a mask does{ATTENTION}"
-        raise ctx.refuse(text if compared else "the stream runs along different axes of its inputs")
+        text = f"it compares frames of the stream with each other, for example to compute a mask{ATTENTION}"
+        raise ctx.refuse(text if compared else "the time axis of the stream is a different axis in each of its inputs")
     if any(info.axis is not None and info.sizes[info.axis] != length for info, _ in pairs):
-        raise ctx.refuse("its inputs merge the stream with other axes in different ways")
+        raise ctx.refuse("the time axis is merged with other axes in different ways in its inputs")
     for index, (info, term) in enumerate(zip(ctx.inputs, terms, strict=False)):
         if info is None or info.axis is not None:
             continue
@@ -122,7 +122,7 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
         rest = x.length if alone else size(-1)
         target = tuple(rest if k == unknown[0] else dim for k, dim in enumerate(target))
     if len([dim for dim in target if dim == size(-1)]) > 1:
-        raise ctx.refuse("its shape has more than one -1")
+        raise ctx.refuse("its input 'shape' contains -1 more than once")
     copied = [x.sizes[k] if dim == size(0) and k < x.rank else dim for k, dim in enumerate(target)]
     if (freed := _freed(ctx, x, copied)) is not None:
         return [freed]
@@ -140,7 +140,8 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
     if ctx.may_lack_frames(x) and target[info.axis or 0].is_timed and not {size(0), size(-1)} & {*target}:
         if ctx.opset < 14 and info.axis != x.axis:
             raise ctx.refuse(
-                "its frames are delayed, so a chunk may be empty, which a Reshape supports only at opset 14 or newer"
+                "its frames are delayed, so a chunk may be empty, but Reshape supports empty tensors "
+                "only at opset 14 or newer"
             )
         if ctx.opset >= 14:
             ctx.edit(change_attributes, {"allowzero": 1})
@@ -200,7 +201,7 @@ def _regrouped(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo:
     """The output of a Reshape that regroups axes without changing the order of elements."""
     before = product(x.sizes[: along(ctx, x)]) * x.outer
     if product(shape) != product(x.sizes):
-        raise ctx.refuse("its output shape does not match its input shape")
+        raise ctx.refuse("its output shape does not have as many elements as its input")
     for axis, dim in enumerate(shape):
         outer = before.over(product(shape[:axis]))
         if outer is None or not dim.is_timed:
@@ -257,7 +258,7 @@ def concat(ctx: RuleContext) -> list[AxisInfo]:
         if info.axis is None:
             raise ctx.refuse("it concatenates the stream with a fixed number of frames")
     if len({info.axis for info in infos}) > 1:
-        raise ctx.refuse("the stream runs along different axes of its inputs")
+        raise ctx.refuse("the time axis of the stream is a different axis in each of its inputs")
     return [first.moved(along(ctx, first), ctx.resized(first, [axis]))]
 
 
@@ -271,7 +272,7 @@ def same_frames(ctx: RuleContext, infos: list[AxisInfo]) -> AxisInfo:
     if len({info.lead for info in kinds}) > 1:
         raise ctx.refuse("its inputs are padded by different numbers of frames")
     if len(kinds) > 1:
-        raise ctx.refuse("its inputs merge the stream with other axes in different ways")
+        raise ctx.refuse("the time axis is merged with other axes in different ways in its inputs")
     return next(info for info in infos if info.axis is not None)
 
 
@@ -322,9 +323,9 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
     if start != 0 or end < WHOLE or step != 1:
         until = "the end" if end >= WHOLE else end
         raise ctx.refuse(
-            f"it selects frames {start} to {until} of the stream{f' in steps of {step}' if step > 1 else ''}; only the"
-            " first frame ([:1]), the last frame ([-1:]), frames at regular steps ([::k]), and all frames without the"
-            " first or last ones can be selected"
+            f"it selects frames {start} to {until} of the stream{f' in steps of {step}' if step > 1 else ''}; a "
+            "streaming model can select only the first frame ([:1]), the last frame ([-1:]), every k-th frame "
+            "([::k]), or all frames except a few at the start or end"
         )
     sizes[time] = x.sizes[time]
     return [x.moved(time, sizes)]
@@ -363,7 +364,7 @@ def _position(ctx: RuleContext, x: AxisInfo, axis: int, position: Size, is_end: 
         return more - behind if more < behind else WHOLE
     if times * x.every == -1 and not x.cut:
         return max(0, more + behind)
-    raise ctx.refuse("its slice bounds count frames at a different rate than its input")
+    raise ctx.refuse("its slice bounds are computed from the length of a value with another frame rate than the input")
 
 
 def _is_used_by(ctx: RuleContext, operator: str, position: int = 0, axis: int | None = None) -> bool:
@@ -386,7 +387,9 @@ def _thinned(ctx: RuleContext, x: AxisInfo, step: int, sizes: list[Size]) -> Axi
     """Every k-th frame, for chunks of a multiple of k frames."""
     x = settled(x, ctx.analysis.delay)
     if not x.is_plain or x.outer != ONE or x.late:
-        raise ctx.refuse("it selects frames of a value that is padded, delayed or merged with other axes")
+        raise ctx.refuse(
+            "it selects frames of a value that is padded or delayed, or whose time axis is merged with other axes"
+        )
     return x.changed(sizes, every=x.every * step)
 
 
@@ -402,22 +405,21 @@ def _trimmed(
     end, trail = max(0, behind - x.trail), max(0, x.trail - behind)
     lead = x.lead - start - end
     if (x.lead or x.trail) and not x.is_unmerged:
-        raise ctx.refuse("it slices an axis that merges frames with other axes")
+        raise ctx.refuse("it slices the time axis, which is merged with other axes")
     if lead >= 0:
         if end != behind:
             _keep_ranges(ctx, {**cut, time: (start, -end if end else WHOLE, 1)})
         return x.changed(sizes, lead=lead, trail=trail)
     if x.lead and start <= x.lead:
         raise ctx.refuse(
-            f"it removes {start} + {behind} frames at the start and the end of a stream whose left padding has length"
-            f" {x.lead}; it may remove at most {max(0, x.lead + x.trail)} in all"
+            f"it removes {start} frames at the start and {behind} frames at the end of a stream that has {x.lead} "
+            f"frames of left padding; it may remove at most {max(0, x.lead + x.trail)} frames in total"
         )
     joined = _is_used_by(ctx, "Concat", 1, time - x.rank)
     if end and (joined or not ctx.analysis.delay):
         why = ctx.refuse(
-            f"it selects frames {start} to {-behind} of the stream, but within a chunk, the end of the stream"
-            f" is unknown; delay the outputs by {start - x.lead + end}"
-            f" frame{'s' * (start - x.lead + end != 1)} (--delay)"
+            f"it selects frames {start} to {-behind} of the stream, but within a chunk, the end of the stream is "
+            f"unknown; delay the outputs by {start - x.lead + end} frame{'s' * (start - x.lead + end != 1)} (--delay)"
         )
         if start or not x.is_plain or x.late:
             raise why
@@ -443,7 +445,7 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
     """A Gather of table rows by indices that carry the stream, or of the same rows of every frame."""
     data, indices = ctx.input(0), ctx.input(1)
     if data.axis is not None and indices.is_timed:
-        raise ctx.refuse("both its data and its indices carry the stream")
+        raise ctx.refuse("both its data and its indices depend on the stream")
     if data.shape is None or indices.shape is None:
         raise ctx.refuse(f"the rank of its {'data' if data.shape is None else 'indices'} is unknown")
     axis, chosen = ctx.axis(0, data.rank), ctx.known(1)
@@ -456,7 +458,10 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
             text = "computed indices" if chosen is None else f"fixed indices, {chosen.ravel().tolist()[:4]}"
             raise ctx.refuse(f"it selects frames of the stream by {text}")
         if data.late:
-            raise ctx.refuse("it selects the last frame of a delayed value, which only a Slice ([-1:]) supports")
+            raise ctx.refuse(
+                "it selects the last frame of a delayed value; this can be streamed only if the operator "
+                "is a Slice ([-1:])"
+            )
         return [data.ended(shape)]
     rows, labels = range(data.rank), [f"index {k}" for k in range(indices.rank)]
     return [mapped(ctx, [rows, labels], [*rows[:axis], *labels, *rows[axis + 1 :]], "")]
@@ -503,7 +508,7 @@ def expand(ctx: RuleContext) -> list[AxisInfo]:
     time = x.axis + len(shape) - x.rank
     dims = [dim for axis, dim in enumerate(want) if axis != time]
     if want[time] not in (ONE, have[time]) or any(dim.is_timed for dim in dims):
-        raise ctx.refuse("it broadcasts the stream along the time axis")
+        raise ctx.refuse("it repeats the frames of the stream by broadcasting along the time axis")
     shape[time] = have[time]
     return [x.moved(time, shape)]
 
@@ -524,7 +529,7 @@ def _spread(ctx: RuleContext, x: AxisInfo, shape: Sequence[Size], have: Sequence
         raise ctx.refuse("it creates a shape from the length of the stream")
     info = AxisInfo(tuple(shape), timed[0], every=Fraction(shape[timed[0]].times.denominator))
     if shape[timed[0]].over(info.frames) is None:
-        raise ctx.refuse("it creates a shape from the length of the stream at a different frame rate")
+        raise ctx.refuse("it creates a shape from the length of a stream with another frame rate")
     return dataclasses.replace(info, outer=shape[timed[0]].over(info.frames) or ONE)
 
 

@@ -173,7 +173,8 @@ class Begun(Frames):
         site = work.at(self.node)
         if work.reset is not None:
             raise UnsupportedError(
-                f"{site.owner}: it prepends frames to all rows, so individual rows cannot be reset; drop --reset"
+                f"{site.owner}: this node prepends frames to all batch rows at once, so individual rows "
+                "cannot be reset; drop --reset"
             )
         first, shape = filled(self.shape, self.fill, self.dtype), self.shape
         live = site.input(0) if self.opening else None
@@ -211,7 +212,10 @@ class Begun(Frames):
         """Replace the meaningless frames with the front."""
         one, b, output = first.take([0], self.axis), site.behind, str(site.output().name)
         if (first != one).any():
-            raise UnsupportedError(f"{site.owner}: the frames that it prepends differ from each other; drop --step")
+            raise UnsupportedError(
+                f"{site.owner}: the frames that this node prepends to the stream are not all equal, which "
+                "--step does not support; drop --step"
+            )
         front = constant(one, self.dtype, "front") if live is None else live
         early = work.are_early(site, self.x)
         site.rename(b.op("Where", early, front, site.divert(), name="with_front"), output)
@@ -271,7 +275,7 @@ class Steps:
             try:
                 first, shape = work.first(site.owner, self.node.inputs[index], shape, dtype)
             except FromInput as error:
-                raise UnsupportedError(f"{error}; fix the input (--set INPUT=VALUE)") from None
+                raise UnsupportedError(f"{error}; replace the input with a constant (--set INPUT=VALUE)") from None
             state, current = work.take_state(site, f"state{index}", first, shape, batch_axis(shape, 1))
             work.replace_input(site, index, current)
             final = site.output(index) if site.message.output[index] else site.divert("last", index)
@@ -305,8 +309,8 @@ class Position:
             return
         if work.infos[self.node.outputs[0]].late:
             raise UnsupportedError(
-                f"{site.owner}: it counts only some of the frames, which is supported only if a Gather uses the"
-                " result along the time axis"
+                f"{site.owner}: its count does not include all frames; streaming supports this only if a "
+                "Gather uses the result along the time axis"
             )
         if work.reset is not None:
             raise UnsupportedError(
@@ -430,7 +434,10 @@ class DelayBuffer(Frames):
             late = (self.x.late + max(0, self.length - 1 - self.before - self.lead)) // self.stride
             length = late * self.stride + self.before - self.x.late
         if length < 0:
-            raise UnsupportedError(f"{site.owner}: its delay is less than its stride; drop --step")
+            raise UnsupportedError(
+                f"{site.owner}: its input is delayed by fewer frames than its stride, which --step does "
+                "not support; drop --step"
+            )
         if not length:
             if self.lead and self.crop is not None:
                 site.feed(self.index, b.slice(site.input(self.index), axis, self.lead, END, "without_lead"))

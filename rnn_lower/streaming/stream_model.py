@@ -71,8 +71,8 @@ def make(document: Document, requested: StreamOptions, options: Options) -> Stre
     model = dataclasses.replace(model, plan=_arranged(model, requested))
     if requested.keep_native and model.late and requested.step is None:
         raise UnsupportedError(
-            f"{model.late[0]}: its frames are delayed, so it gets no frames in the first chunks, which native"
-            " operators do not support; drop --keep-native"
+            f"{model.late[0]}: its frames are delayed, so its input is empty in the first chunks, "
+            "which native operators do not support; drop --keep-native"
         )
     length = requested.step or model.length
     dims: Dims | None = {model.time: length} if model.time is not None and length is not None else None
@@ -97,7 +97,9 @@ def make(document: Document, requested: StreamOptions, options: Options) -> Stre
     for name, frames in model.plan.late.items():
         logger.info("output '%s' is delayed by %d frame%s", name, frames, "s" * (frames != 1))
     for name, frames in model.plan.warm_up.items():
-        logger.info("output '%s' starts with %d invalid warm-up frame%s", name, frames, "s" * (frames != 1))
+        logger.info(
+            "output '%s' starts with %d warm-up frame%s, which must be ignored", name, frames, "s" * (frames != 1)
+        )
     native_count = sum(1 for _ in recurrent_nodes(model.document.model)) - len(records)
     return StreamResult(ready, remaining_options.dims, records, model, native_count)
 
@@ -111,8 +113,8 @@ def _check_made(model: ir.Model, target: Target) -> None:
     for finding in unsupported(model, target, ShapeInfo(model)):
         if finding.node.startswith(MADE):
             raise UnsupportedError(
-                f"target {target.name} does not support {finding.op} '{finding.node}', which carries the state"
-                f" of the stream: {finding.rule}"
+                f"target {target.name} does not support {finding.op} '{finding.node}', which computes or "
+                f"stores the state of the streaming model: {finding.rule}"
             )
 
 
@@ -122,7 +124,7 @@ def _arranged(streamed_model: StreamedModel, requested: StreamOptions) -> Plan:
     if requested.states == "packed":
         plan = packed(model, plan)
     elif requested.states != "each":
-        raise RnnLowerError(f"states is {requested.states!r}; it must be 'each' or 'packed'")
+        raise RnnLowerError(f"the argument 'states' is {requested.states!r}; it must be 'each' or 'packed'")
     if requested.state_names is not None:
         plan = renamed(model, plan, requested.state_names)
     if plan is not streamed_model.plan:
@@ -136,8 +138,8 @@ def _refuse_empty_chunks(model: StreamedModel, target: Target) -> None:
     late = next(iter([*model.late, *grown]), None)
     if late is not None:
         raise UnsupportedError(
-            f"{late}: its frames are delayed, so a chunk may be empty, which target {target.name} is not"
-            " known to support; fix the chunk length (--step)"
+            f"{late}: its frames are delayed, so a chunk may be empty, and no test shows that target "
+            f"{target.name} supports empty tensors; set a fixed chunk length (--step)"
         )
 
 
@@ -155,8 +157,8 @@ def staged_states(destination: str | os.PathLike[str], plan: Plan) -> Iterator[C
     states_path = checked_destination(path.with_name(f"{path.name.removesuffix('.onnx')}.state.npz"), text=True)
     if states_path.exists() and not (states_path.is_file() and (_has_states(path) or _is_ours(states_path))):
         raise RnnLowerError(
-            f"{states_path}: the initial states would overwrite this file, which rnn_lower did not write; move"
-            " the file away"
+            f"{states_path}: rnn_lower did not write this file, and the initial states would "
+            "overwrite it; move or rename the file"
         )
     staged, before = (
         states_path.with_name(f".{stale_files.stem_of(states_path)}.{secrets.token_hex(8)}{stale_files.TMP}")

@@ -52,16 +52,16 @@ def unstreamed(document: Document, states: Mapping[str, str] | None, time: str |
     plan = plan_with(document, states)
     if plan.reset is not None:
         raise UnsupportedError(
-            f"a model for whole sequences does not support input '{plan.reset}', which resets rows; stream the"
-            " original model without --reset"
+            f"a model for whole sequences cannot have the input '{plan.reset}', which resets batch "
+            "rows; create the streaming model without --reset"
         )
     if not plan.states:
-        raise RnnLowerError("the model has no state to feed back")
+        raise RnnLowerError("the model has no state; declare its states with --state INPUT=OUTPUT")
     source = document.copied()
     if time is not None and plan.inputs:
         raise RnnLowerError(
-            f"--time {time}: the model's metadata already names the axes of the frames,"
-            f" {dict(plan.inputs)}; drop --time"
+            f"--time {time} has no effect, because the metadata of the model already contains the "
+            f"time axes, {dict(plan.inputs)}; drop --time"
         )
     if time is not None:
         plan = _with_axes(source, plan, time)
@@ -100,7 +100,7 @@ def _with_axes(document: Document, plan: Plan, time: str) -> Plan:
             if value.name in outputs and value.name not in fed:
                 if size is None or axis >= len(dims) or dims[axis].dim_value != size:
                     raise UnsupportedError(
-                        f"output '{value.name}': the axis of the frames is unknown; declare the sizes of the output"
+                        f"output '{value.name}': the time axis is unknown; declare the sizes of the output in the model"
                     ) from None
                 outputs[value.name] = axis
     else:
@@ -204,10 +204,14 @@ def _write_first_values(graph: onnx.GraphProto, b: GraphBuilder, plan: Plan) -> 
 def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) -> None:
     """Make the model the body of a Scan over chunks."""
     if (opset_of(model) or 0) < 9:
-        raise UnsupportedError(f"a Scan over chunks needs opset 9 or newer; the model has opset {opset_of(model)}")
+        raise UnsupportedError(
+            "converting this model needs a Scan over the chunks, and so opset 9 or newer; the model "
+            f"has opset {opset_of(model)}"
+        )
     if grown := next((state for state in plan.states if any(GROWS in each.of for each in state.shape)), None):
         raise UnsupportedError(
-            f"{grown.node}: the size of its state '{grown.input}' changes after each chunk, which is not supported"
+            f"{grown.node}: the size of its state '{grown.input}' changes after each chunk, which "
+            "rnn-lower unstream does not support"
         )
     graph = model.graph
     b = graph_builder(model, "whole")

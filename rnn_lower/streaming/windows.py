@@ -83,7 +83,7 @@ def pooling(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("it also returns the positions of the maxima in the whole input")
     average = ctx.node.op_type == "AveragePool"
     if average and not ctx.attribute("count_include_pad", 0) and _window(ctx, x, along(ctx, x)).before:
-        raise ctx.refuse("its first frames average fewer values, because count_include_pad is 0")
+        raise ctx.refuse("its first output frames are averages of fewer values, because count_include_pad is 0")
     if ctx.node.op_type == "LpPool" and _window(ctx, x, along(ctx, x)).before:
         raise ctx.refuse("it pads along the time axis")
     return _windowed(ctx, x, 0.0 if average else -np.inf)
@@ -110,7 +110,7 @@ def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
     if window.stride > 1 or extra:
         return [_overlapping(ctx, x, window, extra, shape)]
     if not x.is_unmerged or x.late:
-        raise ctx.refuse("its input is delayed or merged with other axes")
+        raise ctx.refuse("its input is delayed, or its time axis is merged with other axes")
     before, trail = window.reach - 1, window.reach - 1 - window.behind
     if trail < 0:
         raise ctx.refuse("it removes frames from the stream")
@@ -125,12 +125,13 @@ def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
     else:
         if window.before > x.lead:
             raise ctx.refuse(
-                f"it looks ahead by {window.before} frame{'s' * (window.before != 1)}, but its input has only {x.lead}"
-                f" frame{'s' * (x.lead != 1)} of left padding"
+                f"it needs {window.before} frame{'s' * (window.before != 1)} from the future, but its "
+                f"input has only {x.lead} frame{'s' * (x.lead != 1)} of left padding"
             )
         raise ctx.refuse(
-            f"its input has left padding, but it removes only {window.before} frame{'s' * (window.before != 1)} at the"
-            f" start; both the padding and the number of removed frames must be at least {before}"
+            f"its input has left padding, but the node removes only {window.before} "
+            f"frame{'s' * (window.before != 1)} at the start of the stream; the length of the padding "
+            f"and the number of removed frames must each be at least {before}"
         )
     return [x.changed(shape, lead=lead, trail=trail, blame=_beyond(ctx, trail))]
 
@@ -147,9 +148,9 @@ def _overlapping(ctx: RuleContext, x: AxisInfo, window: _Window, extra: int, sha
     """A ConvTranspose whose outputs overlap; the part beyond the chunk becomes a state."""
     axis, rest = along(ctx, x), window.reach + extra - window.stride
     if not x.is_plain or x.outer != ONE:
-        raise ctx.refuse("its input is padded or merged with other axes")
+        raise ctx.refuse("its input is padded, or its time axis is merged with other axes")
     if ctx.may_lack_frames(x):
-        raise ctx.refuse("its input is delayed, so a chunk may be empty; fix the chunk length (--step)")
+        raise ctx.refuse("its input is delayed, so a chunk may be empty; set a fixed chunk length (--step)")
     if rest < 0:
         raise ctx.refuse("it leaves gaps between its output frames")
     if window.before or window.behind:
@@ -173,7 +174,7 @@ def _window(ctx: RuleContext, x: AxisInfo, axis: int) -> _Window:
             raise ctx.refuse("the size of its kernel is unknown")
         kernel = [dim.number for dim in weights.sizes[2:]]
     if ctx.attribute("ceil_mode", 0):
-        raise ctx.refuse("it rounds up the number of frames (ceil_mode)")
+        raise ctx.refuse("it rounds up the number of output frames (ceil_mode)")
     auto = ctx.attribute("auto_pad", "NOTSET") or "NOTSET"
     pads = ctx.attribute("pads", [0] * 2 * count) if auto == "NOTSET" else [0] * 2 * count
     reach = (kernel[index] - 1) * ctx.attribute("dilations", [1] * count)[index] + 1
@@ -192,12 +193,12 @@ def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
     if x.lead and window.before:
         raise ctx.refuse("it pads a stream that is already padded")
     if not x.is_unmerged:
-        raise ctx.refuse("its windows cover axes that are merged with the stream")
+        raise ctx.refuse("its windows extend over axes that are merged with the time axis")
     before, lead = x.lead + window.before, 0
     if before > window.reach - 1:
         lead = before - (window.reach - 1)
         if window.stride > 1:
-            raise ctx.refuse("it pads more frames before the stream than its window covers")
+            raise ctx.refuse("it adds more frames of padding before the stream than its window contains")
     late = (x.late + max(0, window.reach - 1 - before)) // window.stride
     if x.trail and (late or window.stride > 1):
         x = settled(x, ctx.analysis.delay)
@@ -208,9 +209,9 @@ def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
         trail, made_up = made_up, 0
     if (made_up > 0 and not ctx.analysis.delay) or (trail and window.behind):
         error = ctx.refuse(
-            f"it looks ahead by {window.behind} frame{'s' * (window.behind != 1)}, because its padding is"
-            f" {window.before} before the stream and {window.behind} after it; change the padding to"
-            f" {window.before + window.behind} before and 0 after, or delay the outputs (--delay)"
+            f"it needs {window.behind} future frame{'s' * (window.behind != 1)}, because it has padding of "
+            f"{window.before} before and {window.behind} after the stream; change the padding to "
+            f"{window.before + window.behind} before and 0 after the stream, or pass --delay to delay the outputs"
         )
         if not trail:
             raise error
@@ -233,7 +234,7 @@ def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
 
 def _held_back(ctx: RuleContext, x: AxisInfo, window: _Window, fill: Any) -> DelayBuffer:
     if window.stride > window.reach:
-        raise ctx.refuse("its frames are delayed, but it skips some of them")
+        raise ctx.refuse("its input is delayed, so the node must not skip frames of this input")
     attributes = _without_padding(ctx, x, along(ctx, x))
     return held(
         ctx, x, window.reach, stride=window.stride, before=window.before, fill=fill, attributes=attributes, lead=x.lead
@@ -267,8 +268,8 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
     blame, end = x.blame, max(0, -(x.trail + behind))
     if behind > 0:
         text = (
-            f"it looks ahead by {behind} frame{'s' * (behind != 1)}, because it pads {behind} after the end"
-            " of the stream"
+            f"it needs {behind} future frame{'s' * (behind != 1)}, because it adds as many frames of "
+            "padding after the end of the stream"
         )
         blame = str(ctx.refuse(f"{text}; delay the outputs (--delay)"))
     if before < 0 or end > x.lead + before:
@@ -282,9 +283,9 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
     if mode != "constant" and not edge:
         raise ctx.refuse(f"its padding values depend on the stream (mode {mode})")
     if (x.lead and (before or end)) or not x.is_unmerged:
-        raise ctx.refuse("it pads axes that are merged with the stream, or a stream that is already padded")
+        raise ctx.refuse("it pads an axis that is merged with the time axis, or its input already has left padding")
     if ctx.opset < 11 or len(ctx.node.inputs) < 2 or ctx.optional(3) is not None:
-        raise ctx.refuse("it must be a Pad of opset 11 or newer that lists the pads of all axes")
+        raise ctx.refuse("it must be a Pad of opset 11 or newer with 'pads' for every axis and without input 'axes'")
     if value is None:
         raise ctx.refuse("its padding value must be constant")
     remaining_pads = tuple(0 if position in (axis, axis + x.rank) else number for position, number in enumerate(pads))
@@ -311,9 +312,11 @@ def joined_in_front(ctx: RuleContext) -> list[AxisInfo] | None:
     if length and _fills_up(x, length) and (length == 1 or not front.opening):
         return [_begun(ctx, x, length, ctx.selected_dtype(1), front=value, opening=front.opening)]
     if length is None or x.lead or not x.is_unmerged or x.late:
-        raise ctx.refuse("it prepends frames to a stream that is padded, delayed or merged with other axes")
+        raise ctx.refuse(
+            "it prepends frames to an input that is padded or delayed, or whose time axis is merged with other axes"
+        )
     if crop > length:
-        raise ctx.refuse("it prepends fewer frames than were removed at the end")
+        raise ctx.refuse("it prepends fewer frames than an earlier node removes at the end of the stream")
     ctx.carry(Joined(ctx.node, x, length, ctx.dtype(1), value, crop, front.opening))
     return [x.changed(lead=length - crop, trail=max(0, x.trail))]
 

@@ -34,7 +34,10 @@ NOT_MEASURED = "not measured"
 
 NO_TARGET = Target(
     "no target",
-    "the canonical graph: any operator of the opset; a Scan, or a Loop at opsets without Scan",
+    (
+        "the default graph, which may contain any operator of the opset, including a Scan (or a "
+        "Loop if the opset has no Scan)"
+    ),
     "measured",
     "the ONNX specification of the operators",
     ("scan", "loop", "unroll"),
@@ -125,13 +128,15 @@ LIMITS: dict[str, Key] = {
     "inputs": Key(_is_pair, "the smallest and the largest number of inputs, such as [2, 2]"),
     "outputs": Key(_is_pair, "the smallest and the largest number of outputs, such as [1, 4]"),
     "constant": Key(_list_of(_is_whole), "a list of the indices of inputs that must be constants, such as [1]"),
-    "variable": Key(_is_count, "the maximum number of computed inputs"),
+    "variable": Key(_is_count, "the maximum number of inputs that are not constant"),
     "ranks": Key(_is_pair, "the smallest and the largest rank of data inputs, such as [2, 4]"),
     "axes": Key(_list_of(_is_whole), "a list of axes (negative axes count from the end)"),
     "steps": Key(_list_of(_is_whole), "a list of steps, such as [1]"),
-    "elements": Key(_is_count, "the number of elements of each parameter, such as 4"),
-    "values": Key(_table_of(_is_pair), "a table of ranges by parameter, such as { min = [-inf, 0] }"),
-    "attributes": Key(_table_of(_list_of(lambda _: True)), "a table of lists of allowed values by attribute"),
+    "elements": Key(_is_count, "the number of elements in each parameter input, such as 4"),
+    "values": Key(
+        _table_of(_is_pair), "a table with a range of values for each parameter, such as { min = [-inf, 0] }"
+    ),
+    "attributes": Key(_table_of(_list_of(lambda _: True)), "a table with a list of allowed values for each attribute"),
     "types": Key(_list_of(_one_of(*onnx.TensorProto.DataType.keys()), 1), 'a list of element types, such as ["FLOAT"]'),
     "broadcast": _FLAG,
     "forward": _FLAG,
@@ -146,10 +151,14 @@ NAMED = ("opsets", "rank", "static", "single_batch", "forms")
 KEYS: dict[str, Key] = {
     "summary": Key(_is_text, "a line of text", required=True),
     "status": Key(_one_of("measured", "documented"), '"measured" or "documented"', required=True),
-    "source": Key(_is_text, "a line of text: the version that was measured, or the document", required=True),
-    "versions": Key(_list_of(_is_text), 'a list of release lines, such as ["5"]', tuple),
+    "source": Key(
+        _is_text,
+        "a line of text that names either the tested version or the document on which the entry is based",
+        required=True,
+    ),
+    "versions": Key(_list_of(_is_text), 'a list of version prefixes, such as ["5"]', tuple),
     "forms": Key(
-        _list_of(_one_of(*FORMS[1:]), 1), 'a list from "scan", "loop" and "unroll", in order of preference', tuple, True
+        _list_of(_one_of(*FORMS[1:]), 1), 'a list of "scan", "loop" or "unroll", in order of preference', tuple, True
     ),
     "unroll_up_to": Key(
         lambda value: value == "always" or _is_count(value),
@@ -171,12 +180,15 @@ KEYS: dict[str, Key] = {
     "avoid": _OPERATORS,
     "fused": Key(
         lambda value: value == NOT_MEASURED or _are_features(value),
-        'a table of RNN, GRU or LSTM, each with the lists of features right and wrong, or "not measured"',
+        (
+            'a table such as { GRU = { right = ["plain"], wrong = ["clip"] } } with the operators RNN, '
+            'GRU and LSTM, or "not measured"'
+        ),
         _measured,
     ),
     "faster_lowered": Key(
         _table_of(_is_count, _is_op_type),
-        "a table of batch sizes for RNN, GRU or LSTM, such as { GRU = 1 }",
+        "a table that gives a batch size for RNN, GRU or LSTM, such as { GRU = 1 }",
     ),
     "limits": Key(lambda value: isinstance(value, dict), "a table with one table of limits for each operator"),
     "sources": Key(_table_of(_is_text), "a table of strings"),
@@ -187,7 +199,10 @@ KEYS: dict[str, Key] = {
     ),
     "saturates": Key(
         _table_of(_is_number, _is_operator),
-        "a table of operators with the argument beyond which the result is constant, such as { Tanh = 20 }",
+        (
+            "a table that gives, for each operator, the argument beyond which its result is "
+            "constant, such as { Tanh = 20 }"
+        ),
     ),
     "tune": Key(_list_of(_one_of(*REWRITES)), f"a list of rewrites (available: {', '.join(REWRITES)})", tuple),
 }
@@ -211,9 +226,9 @@ def read_keys(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise RnnLowerError(f"{path}: cannot be read: {error.strerror or error}") from None
     except RecursionError:
-        raise RnnLowerError(f"{path}: not a target: nested too deeply") from None
+        raise RnnLowerError(f"{path}: not a target file: its tables are nested too deeply") from None
     except ValueError as error:  # from TOML, with line and column, or from UTF-8
-        raise RnnLowerError(f"{path}: not a target: {error}") from None
+        raise RnnLowerError(f"{path}: not a target file: {error}") from None
     if (wrong := next(_errors(text), None)) is not None:
         raise RnnLowerError(f"{path}: {wrong}")
     return text
@@ -300,6 +315,6 @@ def find_target(name: str | None) -> Target:
         near = difflib.get_close_matches(wanted, [*TARGETS, *ALIASES], 3)
         similar = f"; similar names: {', '.join(near)}" if near else ""
         raise RnnLowerError(
-            f"unknown target '{name}'{similar}; run `rnn-lower targets` for a list, or name a .toml file"
+            f"unknown target '{name}'{similar}; run `rnn-lower targets` for a list, or pass a .toml file"
         )
     return target

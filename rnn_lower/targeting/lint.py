@@ -102,8 +102,8 @@ def summary(findings: Sequence[Finding], target: Target) -> str:
     one, replaced = len(findings) == 1, sum(bool(finding.mend) for finding in findings)
     mend = f"; use --legalize-all to replace {'it' if one else f'{replaced} of them'}" if replaced else ""
     return (
-        f"target {target.name} does not support {len(findings)} remaining node{'' if one else 's'}:"
-        f" {', '.join(text)}{more}{mend}; run rnn-lower lint to see the rules"
+        f"target {target.name} does not support {len(findings)} remaining "
+        f"node{'' if one else 's'}: {', '.join(text)}{more}{mend}; run rnn-lower lint to see why"
     )
 
 
@@ -120,7 +120,7 @@ def _plain(
             rule = (
                 None
                 if target.constraints.takes is None
-                else f"only ONNX operators are supported, not those of domain {node.domain}"
+                else (f"the target supports only operators of the ONNX standard, not operators of domain {node.domain}")
             )
         else:
             rule = checker.violation(node)  # also for loops, because later nodes read their infos
@@ -129,7 +129,7 @@ def _plain(
         if rule is not None:
             own = node.domain in DEFAULT_DOMAINS and node.op_type not in ("If", *LOOPS)
             mends = own and can_legalize(node, scope.opset, target.constraints, declared)
-            mend = "--legalize-all replaces it" if mends else ""
+            mend = "--legalize-all replaces this node" if mends else ""
             yield Finding(_name(node), node.op_type, scope.path, rule, mend)
 
 

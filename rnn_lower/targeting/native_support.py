@@ -52,33 +52,41 @@ class Verdict:
 def verdict(node: RecurrentNode, table: Mapping[str, Measured], listed: bool, runtime: str) -> Verdict:
     """Return the verdict for a node without lowering. table: by operator.  listed: whether `takes` has the operator."""
     if node.is_quantized and runtime.startswith("onnxruntime"):
-        return Verdict(RIGHT, f"{node.op_type} is one of onnxruntime's own operators")
+        return Verdict(RIGHT, f"{node.op_type} is an operator that only onnxruntime has")
     measured = table.get(node.op_type)
     if measured is None:
         if listed:
-            return Verdict(UNKNOWN, f"{runtime} lists {node.op_type}, but its features were not measured")
-        return Verdict(NOT_TAKEN, f"{runtime} does not have operator {node.op_type}")
+            return Verdict(
+                UNKNOWN,
+                (
+                    f"the target file of {runtime} lists {node.op_type} as supported, but the features of "
+                    "this node were not tested"
+                ),
+            )
+        return Verdict(NOT_TAKEN, f"{runtime} does not support operator {node.op_type}")
     own = features(node)
     needed = ["plain", *own, "saturated", *(["everything"] if len(own) > 1 else [])]
     needed += ["Softplus saturated"] if "Softplus" in own else []
     for feature in needed:
         if feature in measured.wrong and feature != "everything":
-            return Verdict(WRONG, f"feature '{feature}' of {node.op_type} is silently wrong on {runtime}")
+            return Verdict(WRONG, f"{runtime} silently returns wrong results for feature '{feature}' of {node.op_type}")
     unknown = _unmeasured(node)
     if unknown is not None:
-        works = "; fix the sizes with --dim" if unknown == SIZE_UNKNOWN else ""
-        return Verdict(UNKNOWN, f"{runtime} was not measured with {unknown}{works}")
+        works = "; set the sizes with --dim" if unknown == SIZE_UNKNOWN else ""
+        return Verdict(UNKNOWN, f"{runtime} was not tested with {unknown}{works}")
     refused = [feature for feature in needed if feature not in measured.right]
     if refused and refused[0] in LATER:
-        return Verdict(UNKNOWN, f"feature '{refused[0]}' of {node.op_type} was not measured as correct on {runtime}")
+        return Verdict(
+            UNKNOWN, f"no test shows that {runtime} runs {node.op_type} with feature '{refused[0]}' correctly"
+        )
     if refused == ["everything"]:
         return Verdict(
             UNKNOWN,
-            f"{node.op_type} with {' and '.join(own)} combined was not measured as correct on {runtime}",
+            (f"no test shows that {runtime} runs {node.op_type} correctly with the combination of {' and '.join(own)}"),
         )
     if refused:
-        return Verdict(NOT_TAKEN, f"{runtime} rejects feature '{refused[0]}' of {node.op_type}")
-    return Verdict(RIGHT, f"{', '.join(own) or 'plain'}: measured as correct on {runtime}")
+        return Verdict(NOT_TAKEN, f"{runtime} does not support feature '{refused[0]}' of {node.op_type}")
+    return Verdict(RIGHT, f"{', '.join(own) or 'no special features'}: ran correctly on {runtime} in tests")
 
 
 def features(node: RecurrentNode) -> list[str]:
@@ -144,8 +152,11 @@ def _unmeasured(node: RecurrentNode) -> str | None:
         ),
         "hidden_size 1": node.hidden_size == 1,
         "Y_c as the only output": _listed(node) == ["Y_c"],
-        "this combination of activations": len(names) > 1 or (node.op_type != "RNN" and not names <= measured),
-        "this spelling of an activation": not {name for group in names for name in group}.issuperset(spelled),
+        "the combination of activations of this node": len(names) > 1
+        or (node.op_type != "RNN" and not names <= measured),
+        "the spelling of an activation name of this node": not {name for group in names for name in group}.issuperset(
+            spelled
+        ),
         "an activation that omits its alpha or beta": used_numbers and not has_numbers,
         "an unused alpha or beta": has_numbers and not used_numbers,
     }

@@ -75,7 +75,7 @@ class Target:
         listed = self.unmeasured or (self.constraints.takes is not None and node.op_type in self.constraints.takes)
         measured = verdict(node, self.fused, listed, f"{self.name} ({self.source.partition(';')[0]})")
         if measured.kind == RIGHT and not self._as_fast(node):
-            return dataclasses.replace(measured, why=f"{measured.why}; lowering it was measured to be faster")
+            return dataclasses.replace(measured, why=f"{measured.why}, but the lowered node ran faster in tests")
         return measured
 
     def keeps(self, node: RecurrentNode) -> bool:
@@ -100,7 +100,7 @@ class Target:
         batch = "1" if self.single_batch else "known" if self._known_batch else None
         yield "batch size", f"must be {batch}" if batch else "may be unknown"
         if self.constraints.static:
-            yield "sizes", "must all be known"
+            yield "sizes", "all sizes must be known"
         if self.constraints.rank is not None:
             yield "ranks", f"up to {self.constraints.rank}"
         if self.constraints.takes is not None:
@@ -115,12 +115,18 @@ class Target:
             if measured.wrong:
                 yield f"native {op_type}", f"silently wrong: {', '.join(sorted(measured.wrong))}"
         for op_type, least in self.faster_lowered.items():
-            yield f"{op_type} lowered", f"faster than native{'' if least <= 1 else f' from a batch size of {least} on'}"
+            yield (
+                f"{op_type} lowered",
+                f"faster than the native operator{'' if least <= 1 else f' for batch sizes of {least} or more'}",
+            )
         for what, source in self.constraints.sources.items():
             yield f"source of {what}", source
         if self.slow is not None:
             steps, seconds = self.slow
-            yield "loading", f"slow above {steps} unrolled steps ({seconds:g} s for an LSTM of 400 steps)"
+            yield (
+                "loading",
+                (f"slow for more than {steps} unrolled steps ({seconds:g} s to load an LSTM unrolled to 400 steps)"),
+            )
 
     def choose(self, node: RecurrentNode, opset: int) -> str:
         """The form for a node if no form is requested."""
@@ -132,7 +138,7 @@ class Target:
     def why(self, node: RecurrentNode, form: str) -> str:
         """The reason for the choice of this form, for display."""
         if form not in ("unroll", self.forms[0]):
-            return f"form {self.forms[0]} does not work for this node"
+            return f"form {self.forms[0]} cannot be used for this node"
         if form == "unroll" and self.forms == ("unroll",):
             return f"{self.name} supports no other form"
         if form == "unroll" and node.static_length == 1:
@@ -140,7 +146,10 @@ class Target:
         if self.path == Path():
             return "canonical"
         return (
-            f"the sequence has only {node.static_length} steps; sequences of up to {self.unroll_up_to} are unrolled"
+            (
+                f"the sequence has only {node.static_length} steps; rnn_lower unrolls sequences of up to "
+                f"{self.unroll_up_to} steps"
+            )
             if form == "unroll"
             else f"the fastest form on {self.name}"
         )
@@ -163,11 +172,14 @@ class Target:
             forms = tuple(name for name in self.forms if name != "scan")
             requirements.append(Requirement(what, forms=forms, opsets=(since, last)))
         if form == "unroll" and node.static_length is None:
-            what = f"form unroll needs a known sequence length, but this one is {node.format_size('seq_length')}"
+            what = (
+                "form unroll needs a known sequence length, but the sequence length of this node is "
+                f"{node.format_size('seq_length')}"
+            )
             forms = tuple(name for name in possible if name != form)
             requirements.append(Requirement(what, forms=forms, sizes=("seq_length",)))
         if not first <= opset <= last:
-            what = f"{text} supports opsets {first} to {last}, not {opset}"
+            what = f"{text} supports opsets {first} to {last}, but the model has opset {opset}"
             requirements.append(Requirement(what, opsets=self.opsets))
         if form not in self.forms:
             requirements.append(Requirement(f"{text} does not support form {form}", forms=possible or self.forms))
@@ -175,10 +187,15 @@ class Target:
             what = f"{text} does not support a Scan whose weights are computed or cast outside of its body"
             requirements.append(Requirement(what, forms=possible))
         if self.constraints.static and node.static_length is None:
-            what = f"{text} needs a known sequence length, but this one is {node.format_size('seq_length')}"
+            what = (
+                f"{text} needs a known sequence length, but the sequence length of this node is "
+                f"{node.format_size('seq_length')}"
+            )
             requirements.append(Requirement(what, sizes=("seq_length",)))
         if self._known_batch and node.static_batch is None:
-            what = f"{text} needs a known batch size, but this one is {node.format_size('batch_size')}"
+            what = (
+                f"{text} needs a known batch size, but the batch size of this node is {node.format_size('batch_size')}"
+            )
             requirements.append(Requirement(what, sizes=("batch_size",)))
         elif self.single_batch and node.static_batch != 1:
             what = f"{text} supports only a batch size of 1, not {node.static_batch}"
@@ -195,9 +212,9 @@ class Target:
             return ""
         message = f"unrolling {length} steps emits {emitted:,} nodes"
         if together != emitted:
-            message += f" ({together:,} in all)"
+            message += f" ({together:,} in total)"
         if self.slow is not None:
-            message += f"; in a measurement, {self.name} took {self.slow[1]:g} s to load an LSTM unrolled to 400 steps"
+            message += f"; in a test, {self.name} took {self.slow[1]:g} s to load an LSTM unrolled to 400 steps"
         return f"{message}; shorten the sequence{', or use --form scan' if 'scan' in self.forms else ''}"
 
 

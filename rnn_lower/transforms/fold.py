@@ -53,7 +53,7 @@ def fold(model: ir.Model) -> None:
             run_in_subprocess(_fold_here, model)
         _fold_here(model)
     except Ended as end:
-        raise RnnLowerError(f"the process that folds constants died ({end}); drop --fold") from None
+        raise RnnLowerError(f"the process that folds constants crashed ({end}); drop --fold") from None
     except (RnnLowerError, MemoryError):
         raise
     except Exception as error:

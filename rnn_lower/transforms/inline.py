@@ -107,6 +107,6 @@ def _check(result: onnx.ModelProto) -> None:
         names = [f"{domain}.{name}" for domain, name in map(_key, result.functions)]
         subject = f"function {names[0]} imports" if len(names) == 1 else f"functions {', '.join(names)} import"
         raise UnsupportedError(
-            f"{subject} a different opset than the model, which prevents inlining; convert the model first"
-            " (rnn-lower lower --opset N)"
+            f"{subject} a different opset than the model, and this difference prevents inlining; "
+            "convert the model first (rnn-lower lower --opset N)"
         )

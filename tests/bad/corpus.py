@@ -248,8 +248,8 @@ def no_models() -> Iterator[Bad]:
 
     yield Bad("no graph", changed(lambda m: m.ClearField("graph")), "not an ONNX model: it has no graph")
     yield Bad("no opset", changed(imports()), "not an ONNX model: it imports no opset")
-    yield Bad("opset 0", changed(imports(("", 0))), "the model imports opset 0 of the default domain; opsets start at 1")
-    yield Bad("opset -1", changed(imports(("", -1))), "the model imports opset -1 of the default domain; opsets start at 1")
+    yield Bad("opset 0", changed(imports(("", 0))), "the model imports opset 0 of the default domain, but the oldest opset is 1")
+    yield Bad("opset -1", changed(imports(("", -1))), "the model imports opset -1 of the default domain, but the oldest opset is 1")
     yield Bad("opset of another domain only", changed(imports(("local", 1))), "of the default domain, but imports no opset for it")
 # fmt: on
 
@@ -290,24 +290,24 @@ WRONG_VALUES: tuple[tuple[str, str, object, str, dict[str, Any]], ...] = (
     *((op, "direction", "sideways", "unknown direction 'sideways'; known directions: forward", {}) for op in OPS),
     ("LSTM", "direction", "", "unknown direction ''; known directions: forward", {}),
     ("GRU", "direction", "Forward", "unknown direction 'Forward'; known directions: forward", {}),
-    *((op, "layout", 2, "layout is 2; it must be 0 or 1", {}) for op in OPS),
-    ("GRU", "layout", -1, "layout is -1; it must be 0 or 1", {}),
+    *((op, "layout", 2, "attribute 'layout' is 2; it must be 0 or 1", {}) for op in OPS),
+    ("GRU", "layout", -1, "attribute 'layout' is -1; it must be 0 or 1", {}),
     *((op, "hidden_size", 0, "hidden_size is 0; it must be positive", {}) for op in OPS),
     ("RNN", "hidden_size", -4, "hidden_size is -4; it must be positive", {}),
-    *((op, "hidden_size", 7, "must be …hidden_size, where hidden_size is 7 according to the attribute", {}) for op in OPS),
-    ("LSTM", "hidden_size", 1 << 62, "must be 4 * hidden_size, where hidden_size is 4611686018427387904 according to the attribute", {}),
-    *((op, "clip", float("nan"), "clip is NaN; it must be a number", {}) for op in OPS),
-    ("GRU", "clip", -1.0, "clip is -1; it must be positive", {}),
-    ("LSTM", "clip", float("-inf"), "clip is -inf; it must be positive", {}),
+    *((op, "hidden_size", 7, "must be …hidden_size, and hidden_size is 7 according to the attribute", {}) for op in OPS),
+    ("LSTM", "hidden_size", 1 << 62, "must be 4 * hidden_size, and hidden_size is 4611686018427387904 according to the attribute", {}),
+    *((op, "clip", float("nan"), "attribute 'clip' is NaN; it must be a number", {}) for op in OPS),
+    ("GRU", "clip", -1.0, "attribute 'clip' is -1; it must be positive", {}),
+    ("LSTM", "clip", float("-inf"), "attribute 'clip' is -inf; it must be positive", {}),
     ("RNN", "activations", ["Gelu"], "unknown activation 'Gelu'; known activations: ", {}),
     ("GRU", "activations", ["Sigmoid", "Swish"], "unknown activation 'Swish'; known activations: ", {}),
     ("LSTM", "activations", ["Sigmoid", "", "Tanh"], "unknown activation ''; known activations: ", {}),
-    ("RNN", "activations", ["Tanh"] * 3, "the node lists 3 activations; RNN needs 1 per direction, 1 in all", {}),
-    ("GRU", "activations", ["Sigmoid"], "the node lists 1 activations; GRU needs 2 per direction, 2 in all", {}),
-    ("LSTM", "activations", ["Tanh"], "the node lists 1 activations; LSTM needs 3 per direction, 3 in all", {}),
-    ("LSTM", "activations", ["Sigmoid", "Tanh", "Tanh"], "the node lists 3 activations; LSTM needs 3 per direction, 6 in all", {"direction": "bidirectional"}),
-    ("RNN", "activations", ["Tanh"], "the node lists 1 activations; RNN needs 1 per direction, 2 in all", {"direction": "bidirectional"}),
-    ("GRU", "activations", ["Sigmoid", "Tanh"] * 2, "the node lists 4 activations; GRU needs 2 per direction, 2 in all", {"direction": "reverse"}),
+    ("RNN", "activations", ["Tanh"] * 3, "the number of activations is 3, but RNN needs 1 per direction, 1 in all", {}),
+    ("GRU", "activations", ["Sigmoid"], "the number of activations is 1, but GRU needs 2 per direction, 2 in all", {}),
+    ("LSTM", "activations", ["Tanh"], "the number of activations is 1, but LSTM needs 3 per direction, 3 in all", {}),
+    ("LSTM", "activations", ["Sigmoid", "Tanh", "Tanh"], "the number of activations is 3, but LSTM needs 3 per direction, 6 in all", {"direction": "bidirectional"}),
+    ("RNN", "activations", ["Tanh"], "the number of activations is 1, but RNN needs 1 per direction, 2 in all", {"direction": "bidirectional"}),
+    ("GRU", "activations", ["Sigmoid", "Tanh"] * 2, "the number of activations is 4, but GRU needs 2 per direction, 2 in all", {"direction": "reverse"}),
 )  # fmt: skip
 
 
@@ -341,13 +341,13 @@ def bad_attributes() -> Iterator[Bad]:
 
 SHAPES: dict[str, tuple[tuple[int, ...], str, tuple[int, ...], str]] = {
     # input of a forward LSTM with T, N, I, H = 5, 2, 3, 4: a shape of wrong rank and what is said, then of wrong size
-    "W": ((16, 3), "must be 3", (1, 20, 3), "size 20 must be 4 * hidden_size, where hidden_size is 4"),
-    "R": ((1, 1, 16, 4), "must be 3", (1, 16, 5), "size 5 must be hidden_size, where hidden_size is 4"),
-    "B": ((32,), "must be 2", (1, 31), "size 31 must be 8 * hidden_size, where hidden_size is 4"),
-    "P": ((1, 12, 1), "must be 2", (1, 16), "size 16 must be 3 * hidden_size, where hidden_size is 4"),
-    "sequence_lens": ((2, 1), "must be 1", (3,), "size 3 must be batch_size, where batch_size is 2"),
-    "initial_h": ((2, 4), "must be 3", (1, 3, 4), "size 3 must be batch_size, where batch_size is 2"),
-    "initial_c": ((4,), "must be 3", (1, 2, 5), "size 5 must be hidden_size, where hidden_size is 4"),
+    "W": ((16, 3), "must be 3", (1, 20, 3), "size 20 must be 4 * hidden_size, and hidden_size is 4"),
+    "R": ((1, 1, 16, 4), "must be 3", (1, 16, 5), "size 5 must be hidden_size, and hidden_size is 4"),
+    "B": ((32,), "must be 2", (1, 31), "size 31 must be 8 * hidden_size, and hidden_size is 4"),
+    "P": ((1, 12, 1), "must be 2", (1, 16), "size 16 must be 3 * hidden_size, and hidden_size is 4"),
+    "sequence_lens": ((2, 1), "must be 1", (3,), "size 3 must be batch_size, and batch_size is 2"),
+    "initial_h": ((2, 4), "must be 3", (1, 3, 4), "size 3 must be batch_size, and batch_size is 2"),
+    "initial_c": ((4,), "must be 3", (1, 2, 5), "size 5 must be hidden_size, and hidden_size is 4"),
 }
 HOLDERS = ("initializer", "constant", "input")
 
@@ -388,30 +388,30 @@ def declare_output(model: Model, name: str, shape: tuple[int, ...]) -> None:
 
 FURTHER_SHAPES: tuple[tuple[str, str, tuple[int, ...], str, str, dict[str, Any]], ...] = (
     # what is wrong, input, shape, words, operator, details
-    ("3 directions", "R", (3, 16, 4), "size 3 must be num_directions, where num_directions is 1", "LSTM", {}),
-    ("3 directions for bidirectional", "W", (3, 12, 3), "size 3 must be num_directions, where num_directions is 2", "GRU", {"direction": "bidirectional"}),
-    ("1 direction for bidirectional", "R", (1, 4, 4), "size 1 must be num_directions, where num_directions is 2", "RNN", {"direction": "bidirectional"}),
-    ("0 directions", "W", (0, 16, 3), "size 0 must be num_directions, where num_directions is 1", "LSTM", {}),
-    ("4 gates for GRU", "W", (1, 16, 3), "size 16 must be 3 * hidden_size, where hidden_size is 4", "GRU", {}),
-    ("4 gates for GRU in R", "R", (1, 16, 4), "size 16 must be 3 * hidden_size, where hidden_size is 4", "GRU", {}),
-    ("3 gates for LSTM", "R", (1, 12, 4), "size 12 must be 4 * hidden_size, where hidden_size is 4", "LSTM", {}),
-    ("3 gates for RNN", "W", (1, 12, 3), "size 12 must be hidden_size, where hidden_size is 4", "RNN", {}),
+    ("3 directions", "R", (3, 16, 4), "size 3 must be num_directions, and num_directions is 1", "LSTM", {}),
+    ("3 directions for bidirectional", "W", (3, 12, 3), "size 3 must be num_directions, and num_directions is 2", "GRU", {"direction": "bidirectional"}),
+    ("1 direction for bidirectional", "R", (1, 4, 4), "size 1 must be num_directions, and num_directions is 2", "RNN", {"direction": "bidirectional"}),
+    ("0 directions", "W", (0, 16, 3), "size 0 must be num_directions, and num_directions is 1", "LSTM", {}),
+    ("4 gates for GRU", "W", (1, 16, 3), "size 16 must be 3 * hidden_size, and hidden_size is 4", "GRU", {}),
+    ("4 gates for GRU in R", "R", (1, 16, 4), "size 16 must be 3 * hidden_size, and hidden_size is 4", "GRU", {}),
+    ("3 gates for LSTM", "R", (1, 12, 4), "size 12 must be 4 * hidden_size, and hidden_size is 4", "LSTM", {}),
+    ("3 gates for RNN", "W", (1, 12, 3), "size 12 must be hidden_size, and hidden_size is 4", "RNN", {}),
     ("no number of gates", "R", (1, 16, 4), "size 16 must be a multiple of 3, the number of gates", "GRU", {"hidden_size": False}),
-    ("W transposed", "W", (1, 3, 16), "size 3 must be 4 * hidden_size, where hidden_size is 4", "LSTM", {}),
-    ("W of another hidden_size than R", "W", (1, 20, 3), "size 20 must be 4 * hidden_size, where hidden_size is 4 according to R", "LSTM", {"hidden_size": False}),
-    ("W of another input_size than X", "W", (1, 12, 9), "size 9 must be input_size, where input_size is 3 according to X", "GRU", {}),
+    ("W transposed", "W", (1, 3, 16), "size 3 must be 4 * hidden_size, and hidden_size is 4", "LSTM", {}),
+    ("W of another hidden_size than R", "W", (1, 20, 3), "size 20 must be 4 * hidden_size, and hidden_size is 4 according to R", "LSTM", {"hidden_size": False}),
+    ("W of another input_size than X", "W", (1, 12, 9), "size 9 must be input_size, and input_size is 3 according to X", "GRU", {}),
     ("X of rank 2", "X", (5, 3), "X has shape … of rank …; its rank must be 3", "RNN", {}),
     ("X of rank 4", "X", (5, 2, 3, 1), "X has shape … of rank …; its rank must be 3", "LSTM", {}),
     ("X a scalar", "X", (), "X has shape … of rank …; its rank must be 3", "GRU", {}),
-    ("B for one half", "B", (1, 16), "size 16 must be 8 * hidden_size, where hidden_size is 4", "LSTM", {}),
-    ("B too long", "B", (1, 48), "size 48 must be 6 * hidden_size, where hidden_size is 4", "GRU", {}),
-    ("B for one of two directions", "B", (1, 8), "size 1 must be num_directions, where num_directions is 2", "RNN", {"direction": "bidirectional"}),
-    ("P too short", "P", (1, 8), "size 8 must be 3 * hidden_size, where hidden_size is 4", "LSTM", {}),
-    ("P for two directions", "P", (2, 12), "size 2 must be num_directions, where num_directions is 1", "LSTM", {}),
-    ("initial_h with the batch first", "initial_h", (2, 1, 4), "initial_h has shape [2, 1, 4]; size 2 must be num_directions, where num_directions is 1", "GRU", {}),
-    ("initial_h with the batch second", "initial_h", (1, 2, 4), "initial_h has shape [1, 2, 4]; size 1 must be batch_size, where batch_size is 2", "GRU", {"layout": 1}),
-    ("initial_h of another hidden_size", "initial_h", (1, 2, 8), "size 8 must be hidden_size, where hidden_size is 4", "RNN", {}),
-    ("sequence_lens of the time axis", "sequence_lens", (5,), "size 5 must be batch_size, where batch_size is 2", "GRU", {}),
+    ("B for one half", "B", (1, 16), "size 16 must be 8 * hidden_size, and hidden_size is 4", "LSTM", {}),
+    ("B too long", "B", (1, 48), "size 48 must be 6 * hidden_size, and hidden_size is 4", "GRU", {}),
+    ("B for one of two directions", "B", (1, 8), "size 1 must be num_directions, and num_directions is 2", "RNN", {"direction": "bidirectional"}),
+    ("P too short", "P", (1, 8), "size 8 must be 3 * hidden_size, and hidden_size is 4", "LSTM", {}),
+    ("P for two directions", "P", (2, 12), "size 2 must be num_directions, and num_directions is 1", "LSTM", {}),
+    ("initial_h with the batch first", "initial_h", (2, 1, 4), "initial_h has shape [2, 1, 4], but size 2 must be num_directions, and num_directions is 1", "GRU", {}),
+    ("initial_h with the batch second", "initial_h", (1, 2, 4), "initial_h has shape [1, 2, 4], but size 1 must be batch_size, and batch_size is 2", "GRU", {"layout": 1}),
+    ("initial_h of another hidden_size", "initial_h", (1, 2, 8), "size 8 must be hidden_size, and hidden_size is 4", "RNN", {}),
+    ("sequence_lens of the time axis", "sequence_lens", (5,), "size 5 must be batch_size, and batch_size is 2", "GRU", {}),
 )  # fmt: skip
 
 
@@ -420,7 +420,7 @@ def bad_inputs() -> Iterator[Bad]:
     for name, (rank, said_of_rank, size, said_of_size) in SHAPES.items():
         for holder in HOLDERS:
             yield Bad(f"{name} of wrong rank as {holder}", reshaped(name, rank, holder), f"{name} has shape {list(rank)} of rank {len(rank)}; its rank {said_of_rank}")
-            yield Bad(f"{name} of wrong size as {holder}", reshaped(name, size, holder), f"{name} has shape {list(size)}; {said_of_size}")
+            yield Bad(f"{name} of wrong size as {holder}", reshaped(name, size, holder), f"{name} has shape {list(size)}, but {said_of_size}")
     for what, name, shape, words, op, details in FURTHER_SHAPES:
         yield Bad(what, reshaped(name, shape, "input" if name == "X" else "initializer", op, **details), words)
 
@@ -627,7 +627,7 @@ def of_constant(path: Path, model: Model) -> None:
 # fmt: off
 def bad_external() -> Iterator[Bad]:
     lost = "its data file …bad.weights cannot be read: No such file or directory"
-    below = "which is not in or below the model's folder; move the file there"
+    below = "which is not in or below the model's folder; move the data file into that folder"
     yield Bad("data file missing", external(lambda path, _: path.unlink()), lost)
     yield Bad("data file a dangling link", external(replaced(lambda path: path.symlink_to("nowhere"))), lost)
     yield Bad("data file a link to itself", external(replaced(lambda path: path.symlink_to(path.name))), "its data file …bad.weights cannot be read: Too many levels of symbolic links")
@@ -650,13 +650,13 @@ def bad_external() -> Iterator[Bad]:
     yield Bad("location with a zero byte", external(entry("location", "bad\0weights")), "has external data without a location")
     yield Bad("location too long", external(entry("location", "x" * 300)), "its data file …xxx cannot be read: File name too long")
     yield Bad("length contradicts the shape", external(entry("length", "64")), "needs 192 bytes, but its external data has 64 bytes at offset 0")
-    yield Bad("length negative", external(entry("length", "-192")), "is not a non-negative integer")
-    yield Bad("length no number", external(entry("length", "all")), "the offset or the length of its external data is not a non-negative integer")
-    yield Bad("offset no number", external(entry("offset", "0x10")), "the offset or the length of its external data is not a non-negative integer")
-    yield Bad("offset with an underscore", external(entry("offset", "0_0")), "is not a non-negative integer")
-    yield Bad("offset with a space", external(entry("offset", " 0")), "is not a non-negative integer")
-    yield Bad("two locations", external(lambda _, m: initializer(m, "W").external_data.add(key="location", value="weights")), "an entry of its external data is repeated")
-    yield Bad("offset negative", external(entry("offset", "-8")), "is not a non-negative integer")
+    yield Bad("length negative", external(entry("length", "-192")), "must be non-negative integers")
+    yield Bad("length no number", external(entry("length", "all")), "the offset and the length of its external data must be non-negative integers")
+    yield Bad("offset no number", external(entry("offset", "0x10")), "the offset and the length of its external data must be non-negative integers")
+    yield Bad("offset with an underscore", external(entry("offset", "0_0")), "must be non-negative integers")
+    yield Bad("offset with a space", external(entry("offset", " 0")), "must be non-negative integers")
+    yield Bad("two locations", external(lambda _, m: initializer(m, "W").external_data.add(key="location", value="weights")), "its external data repeats a key")
+    yield Bad("offset negative", external(entry("offset", "-8")), "must be non-negative integers")
     yield Bad("offset behind the end", external(entry("offset", "1000000")), " bytes, too few for 192 bytes at offset 1000000")
     yield Bad("shape larger than the data", external(lambda _, m: initializer(m, "W").dims.append(1000)), "needs 192000 bytes, but its external data has 192 bytes at offset 0")
     yield Bad("texts in a data file", external(of_texts), "tensor 'texts' contains strings, which external data cannot represent")
@@ -767,15 +767,15 @@ def older_function(model: Model) -> None:
 # fmt: off
 def bad_graphs() -> Iterator[Bad]:
     twice = "is defined twice"
-    yield Bad("nothing computes an input", changed(lambda m: recurrent(m).input.__setitem__(0, "nowhere")), "main graph uses 'nowhere', which nothing computes")
-    yield Bad("nothing computes a weight", changed(lambda m: m.graph.ClearField("initializer")), "main graph uses 'R', which nothing computes")
-    yield Bad("nothing computes an output", changed(lambda m: m.graph.output.append(helper.make_tensor_value_info("Z", 1, None))), "main graph uses 'Z', which nothing computes")
-    yield Bad("nothing computes an input in a branch", changed(branch_takes_nothing, place="if"), "main graph uses 'nowhere', which nothing computes")
-    yield Bad("nothing computes an input in a function", changed(lambda m: m.functions[0].node[0].input.__setitem__(0, "nowhere"), place="function"), "function local.Recurrent uses 'nowhere', which nothing computes")
-    yield Bad("nothing computes an output of a function", changed(lambda m: m.functions[0].output.append("Z"), place="function"), "function local.Recurrent uses 'Z', which nothing computes")
-    yield Bad("nodes in a circle", changed(circle), "the nodes form a cycle")
-    yield Bad("the node in a circle", changed(through_the_node), "the nodes form a cycle")
-    yield Bad("a node needs itself", changed(identity("self", "self")), "the nodes form a cycle")
+    yield Bad("nothing computes an input", changed(lambda m: recurrent(m).input.__setitem__(0, "nowhere")), "main graph uses 'nowhere', which is not defined")
+    yield Bad("nothing computes a weight", changed(lambda m: m.graph.ClearField("initializer")), "main graph uses 'R', which is not defined")
+    yield Bad("nothing computes an output", changed(lambda m: m.graph.output.append(helper.make_tensor_value_info("Z", 1, None))), "main graph uses 'Z', which is not defined")
+    yield Bad("nothing computes an input in a branch", changed(branch_takes_nothing, place="if"), "main graph uses 'nowhere', which is not defined")
+    yield Bad("nothing computes an input in a function", changed(lambda m: m.functions[0].node[0].input.__setitem__(0, "nowhere"), place="function"), "function local.Recurrent uses 'nowhere', which is not defined")
+    yield Bad("nothing computes an output of a function", changed(lambda m: m.functions[0].output.append("Z"), place="function"), "function local.Recurrent uses 'Z', which is not defined")
+    yield Bad("nodes in a circle", changed(circle), "the nodes of the graph form a cycle; export the model again")
+    yield Bad("the node in a circle", changed(through_the_node), "the nodes of the graph form a cycle; export the model again")
+    yield Bad("a node needs itself", changed(identity("self", "self")), "the nodes of the graph form a cycle; export the model again")
     yield Bad("two nodes of one result", changed(identity("X", "Y", "again")), f"Identity 'again' in main graph: 'Y' {twice}")
     yield Bad("a node computes an input", changed(identity("Y", "X", "back")), f"Identity 'back' in main graph: 'X' {twice}")
     yield Bad("a node computes a weight", changed(identity("X", "W", "over")), f"Identity 'over' in main graph: 'W' {twice}")
@@ -788,14 +788,14 @@ def bad_graphs() -> Iterator[Bad]:
     yield Bad("an If without outputs", changed(branches_for_nothing), "If '' in main graph has no outputs")
     yield Bad("two inputs of one name", changed(lambda m: m.graph.input.append(m.graph.input[0])), f"'X' {twice}")
     yield Bad("two results of one name in a function", changed(lambda m: m.functions[0].node.append(helper.make_node("Identity", ["X"], ["Y"], name="again")), place="function"), f"Identity 'again' in function local.Recurrent: 'Y' {twice}")
-    yield Bad("a branch gives one value twice", changed(branch_gives_twice, place="if"), "its body returns 'Y_else_branch' twice, which makes onnxruntime's results undefined")
+    yield Bad("a branch gives one value twice", changed(branch_gives_twice, place="if"), "its body returns 'Y_else_branch' twice, and onnxruntime may then return wrong results")
     yield Bad("Constant without a value", changed(constant_with()), "Constant 'constant' in main graph has 0 attributes; a Constant must have exactly one")
     yield Bad("Constant with two values", changed(constant_with(helper.make_attribute("value_int", 1), helper.make_attribute("value_float", 1.0))), "Constant 'constant' in main graph has 2 attributes; a Constant must have exactly one")
     yield Bad("attribute twice elsewhere", changed(twice_in_relu), "LeakyRelu 'relu' in main graph: attribute 'alpha' is set twice")
     yield Bad("function twice", changed(lambda m: m.functions.append(m.functions[0]), place="function"), "function local.Recurrent is defined 2 times")
-    yield Bad("function with two element types", changed(two_element_types, place="function"), "of the types FLOAT and FLOAT16, but a single lowered body cannot handle both; pass --fold", runs=True)
+    yield Bad("function with two element types", changed(two_element_types, place="function"), "of different types (FLOAT and FLOAT16), so its nodes cannot be lowered in the same way for all calls; pass --fold", runs=True)
     for name in ("hidden_size", "direction", "clip"):
-        yield Bad(f"{name} of the function", changed(refers(name), place="function", opset=18), f"attribute '{name}' refers to attribute 'given' of the function; lower with --fold", runs=True)
+        yield Bad(f"{name} of the function", changed(refers(name), place="function", opset=18), f"attribute '{name}' refers to attribute 'given' of the function; lower the model with --fold", runs=True)
     yield Bad("function calls itself", changed(calls_itself, place="function"), "function local.Recurrent calls itself")
     yield Bad("function without a default opset", changed(without_default_opset, place="function"), "of the default domain, but imports no opset for it")
 # fmt: on
@@ -862,10 +862,10 @@ def computed_weights(model: Model) -> None:
 
 TARGET_FILES = (
     # what is wrong, a line of the file, what is said
-    ("no TOML", "forms = [", "not a target: "),
+    ("no TOML", "forms = [", "not a target file: "),
     ("unknown key", "colour = 3", "unknown key 'colour'; known keys: summary"),
-    ("wrong kind", "forms = 3", "forms is 3; it must be a list from"),
-    ("wrong forms", 'forms = ["spiral"]', "forms is ['spiral']; it must be a list from"),
+    ("wrong kind", "forms = 3", "forms is 3; it must be a list of"),
+    ("wrong forms", 'forms = ["spiral"]', "forms is ['spiral']; it must be a list of"),
     ("nothing said", "", "summary is missing; it must be a line of text"),
     ("unknown operator in limits", "limits.Klip.steps = [1]", "limits.Klip: ONNX has no operator of this name"),
     ("unknown limit", "limits.Clip.low = 3", "limits.Clip: unknown key 'low'; known keys: inputs"),
@@ -945,34 +945,34 @@ def looped_length(model: Model) -> None:
 def bad_wishes() -> Iterator[Bad]:
     newest = f"is unknown; the installed onnx supports opsets 1 to {NEWEST}"
     yield Bad("form unknown", asked("--form", "spiral"), "argument --form: invalid choice: 'spiral'", "--form")
-    yield Bad("function of another opset", changed(older_function, place="function", opset=17), "the function imports opset 12 and the model opset 17, but Split differs between these opsets; add --opset 17")
-    yield Bad("function of another opset, as a function", changed(older_function, "--as-function", place="function", opset=17), "LSTM 'node' in function local.Recurrent: the function imports opset 12 and the model opset 17, but Split differs between these opsets; add --opset 17")
+    yield Bad("function of another opset", changed(older_function, place="function", opset=17), "the function imports opset 12, but the model imports opset 17, and Split differs between these opsets; add --opset 17")
+    yield Bad("function of another opset, as a function", changed(older_function, "--as-function", place="function", opset=17), "LSTM 'node' in function local.Recurrent: the function imports opset 12, but the model imports opset 17, and Split differs between these opsets; add --opset 17")
     yield Bad("form scan at opset 8", asked("--form", "scan", opset=8), "form scan needs opset 9 or newer, but the model has opset 8; use --form loop or --form unroll, or add --opset 17")
-    yield Bad("unroll without a length", asked("--form", "unroll", dynamic=True), "form unroll needs a known sequence length, but this one is 'T'; use --form scan or --form loop, or add --dim T=16")
-    yield Bad("unroll without a length for OpenCV", asked("--target", "opencv", dynamic=True), "form unroll needs a known sequence length, but this one is 'T'")
-    yield Bad("unroll too long", asked("--form", "unroll", "--max-nodes", 1000, T=300), "but the limit allows only 1000 more (--max-nodes); use --form scan or --form loop, or add --max-nodes 500000")
-    yield Bad("more nodes than allowed", asked("--form", "loop", "--max-nodes", 3), "so the model exceeds the limit of 3 nodes by 16; add --max-nodes 500000")
-    yield Bad("no nodes allowed", asked("--form", "scan", "--max-nodes", 0), "so the model exceeds the limit of 0 nodes by 16; add --max-nodes 500000")
-    yield Bad("mask too long", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", 2**24 + 1), "--target", "onnxruntime@1.20", optional=("sequence_lens",)), "declare a symbolic length")
+    yield Bad("unroll without a length", asked("--form", "unroll", dynamic=True), "form unroll needs a known sequence length, but the sequence length of this node is 'T'; use --form scan or --form loop, or add --dim T=16")
+    yield Bad("unroll without a length for OpenCV", asked("--target", "opencv", dynamic=True), "form unroll needs a known sequence length, but the sequence length of this node is 'T'")
+    yield Bad("unroll too long", asked("--form", "unroll", "--max-nodes", 1000, T=300), "but at most 1000 more nodes are allowed; use --form scan or --form loop, or add --max-nodes 500000")
+    yield Bad("more nodes than allowed", asked("--form", "loop", "--max-nodes", 3), "so the model would exceed the limit of 3 nodes by 16; add --max-nodes 500000")
+    yield Bad("no nodes allowed", asked("--form", "scan", "--max-nodes", 0), "so the model would exceed the limit of 0 nodes by 16; add --max-nodes 500000")
+    yield Bad("mask too long", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", 2**24 + 1), "--target", "onnxruntime@1.20", optional=("sequence_lens",)), "declare the sequence length as a symbolic dimension")
     yield Bad("max-nodes no number", asked("--max-nodes", "many"), "argument --max-nodes: invalid int value: 'many'", "--max-nodes")
     yield Bad("target unknown", asked("--target", "abacus"), "unknown target 'abacus'; run `rnn-lower targets` for a list", "abacus")
     yield Bad("target a fifo", fifo_as_target, "mine.toml: cannot be read: not a file", "mine.toml")
     for name, line, words in TARGET_FILES:
         yield Bad(f"target's file {name}", with_target(line), words, "mine.toml")
-    yield Bad("target that takes too little", with_target('avoid = ["Add", "Sub"]'), "target mine does not support Add: the operator is not on the target's list; no equivalent is known")
+    yield Bad("target that takes too little", with_target('avoid = ["Add", "Sub"]'), "target mine does not support Add: the target file does not list this operator as supported; rnn_lower has no equivalent for it")
     yield Bad("target that takes a batch of 1", with_target("single_batch = true"), "target mine supports only a batch size of 1, not 2")
     yield Bad("target without the form", asked("--target", "opencv", "--form", "scan"), "target opencv does not support form scan; use --form unroll")
-    yield Bad("target without the opset", asked("--target", "onnx2torch", "--opset", "18"), "target onnx2torch supports opsets 9 to 17, not 18; add --opset 17")
+    yield Bad("target without the opset", asked("--target", "onnx2torch", "--opset", "18"), "target onnx2torch supports opsets 9 to 17, but the model has opset 18; add --opset 17")
     yield Bad("target without a batch size", asked("--target", "opencv", "--dim", "T=5", dynamic=True), "needs a known batch size")
     yield Bad("target without captured weights", changed(computed_weights, "--target", "openvino", "--form", "scan"), "does not support a Scan whose weights are computed or cast outside of its body; use --form loop or --form unroll")
     for opset in (0, -1, NEWEST + 1, 3000):
         yield Bad(f"opset {opset} asked for", asked("--opset", opset), f"opset {opset} {newest}")
     yield Bad("opset no number", asked("--opset", "latest"), "argument --opset: invalid int value: 'latest'", "--opset")
     yield Bad("operator too new", with_node("Celu", ["X"], "--opset", 9), "opset 14 -> 9: Celu 'further': the operator does not exist at the new opset")
-    yield Bad("Scan of opset 8", changed(old_scan, "--opset", 17, opset=8), "opset 8 -> 17: Scan 'scan': at opset 8, a Scan has an additional batch axis")
+    yield Bad("Scan of opset 8", changed(old_scan, "--opset", 17, opset=8), "opset 8 -> 17: Scan 'scan': at opset 8, the inputs and outputs of a Scan have an additional batch axis")
     yield Bad("attribute of the function converted", changed(referring_node, "--opset", 17, opset=11, place="function"), "its attributes refer to attributes of the function; inline the function (onnx_ir.passes.common.InlinePass)")
     yield Bad("operator that no converter takes", changed(computed_slice, "--opset", 9), "opset 14 -> 9: Slice 'further': ")
-    yield Bad("layout kept at opset 13", asked("--exclude", "*", "--opset", 13, layout=1), "has the attribute layout, which opset 13 does not have; lower this node too, or convert to opset 14 or newer")
+    yield Bad("layout kept at opset 13", asked("--exclude", "*", "--opset", 13, layout=1), "has the attribute 'layout', which opset 13 does not have; lower this node too, or convert the model to opset 14 or newer")
     for text in ("T", "=3", "T=", "T=-1", "T=²", "T=٣", "T=1.5", "T=0x10", "T= 5", "T=+5", ""):
         yield Bad(f"dim {text!r}", asked("--dim", text, dynamic=True), f"--dim {text}: write NAME=SIZE or INPUT[AXIS]=SIZE with a whole number as SIZE, e.g. T=100".replace(" :", ":") if text else "write NAME=SIZE or INPUT[AXIS]=SIZE with a whole number as SIZE, e.g. T=100", "--dim")
     for text in (str(1 << 63), "9" * 20, "9" * 400):
@@ -987,22 +987,22 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("page of one node", reporting(model_of, "--node", "node"), "--node needs --svg", "--node")
     yield Bad("page as a model", reporting(model_of, "-o", "out.onnx"), "-o out.onnx: a report is not an ONNX model; use the extension .html, or .svg with --svg", "-o")
     yield Bad("a function in SequenceMap", changed(mapped, "--as-function", opset=17), "LSTM 'node' in main graph/body of SequenceMap 'map': the node is in the body of a SequenceMap, where onnxruntime does not support function calls; drop --as-function, or keep the node with --exclude")
-    yield Bad("one axis without a shape", changed(unshaped, "--dim", "X[1]=2"), "input 'X' declares no shape; set the sizes of all its axes, including X[0] (--input-shape X:SIZE,SIZE...)")
-    yield Bad("axis fixed already", asked("--dim", "X[0]=7"), "size 7 of 'X[0]' contradicts the model, which declares 5")
-    yield Bad("axis fixed by its name too", asked("--dim", "T=7", "--dim", "X[0]=4", dynamic=True), "size 4 of 'X[0]' contradicts size 7 of 'T', the symbol of this axis; set both to the same size")
+    yield Bad("one axis without a shape", changed(unshaped, "--dim", "X[1]=2"), "the model declares no shape for input 'X'; set the sizes of all its axes, including X[0] (--input-shape X:SIZE,SIZE...)")
+    yield Bad("axis fixed already", asked("--dim", "X[0]=7"), "size 7 of 'X[0]' contradicts the model, which declares size 5 for this axis")
+    yield Bad("axis fixed by its name too", asked("--dim", "T=7", "--dim", "X[0]=4", dynamic=True), "size 4 of 'X[0]' contradicts size 7 of 'T', which is the symbolic size of this axis; set the axis and the symbolic size to the same value")
     yield Bad("shape of too few axes", asked("--input-shape", "X:5,2"), "input 'X' has 3 axes, but X:5,2 sets 2 sizes")
     yield Bad("shape of no input", asked("--input-shape", "x:5,2,3"), "no input is named 'x'; inputs: X")
     yield Bad("dim given twice", asked("--dim", "T=5", "--dim", "T=6", dynamic=True), "'T' is set to two different sizes, 5 and 6", "T")
-    yield Bad("axis and shape", asked("--dim", "X[0]=5", "--input-shape", "X:6,2,3", dynamic=True), "'X[0]' is set to two sizes, 5 and 6")
+    yield Bad("axis and shape", asked("--dim", "X[0]=5", "--input-shape", "X:6,2,3", dynamic=True), "'X[0]' is set to two different sizes, 5 and 6")
     yield Bad("axis beyond", asked("--dim", "X[3]=7"), "input 'X' has 3 axes, so 'X[3]' does not exist")
-    yield Bad("length of a loop's own making", changed(looped_length, "--form", "unroll"), "form unroll needs a known sequence length, but this one is unknown; use --form scan or --form loop")
+    yield Bad("length of a loop's own making", changed(looped_length, "--form", "unroll"), "form unroll needs a known sequence length, but the sequence length of this node is unknown; use --form scan or --form loop")
     yield Bad("enormous size", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 1 << 40)), "X has shape [5, 1099511627776, 3]; the maximum size of an axis is 2147483647")
     yield Bad("enormous size that folding finds", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 1 << 62), "--form", "unroll", place="function", optional=()), f"batch_size is {1 << 62}; the maximum is 2147483647")
     yield Bad("dim unknown", asked("--dim", "Q=3", dynamic=True), "no input has a symbolic size 'Q'; symbolic sizes of the inputs: T, N")
     yield Bad("dim where none is symbolic", asked("--dim", "T=5"), "no input has a symbolic size 'T'; symbolic sizes of the inputs: none")
-    yield Bad("dim against a weight", changed(symbolic_features, "--dim", "I=7"), "size 3 must be input_size, where input_size is 7 according to X")
-    yield Bad("too deep for what is written inside", of(lambda: nested(32, rank=None), "--form", "unroll"), "nests graphs more than 29 levels deep, which protobuf cannot read; no option helps, because form unroll already nests the least")
-    yield Bad("too deep to write", of(lambda: nested(31), "--form", "scan"), "nests graphs more than 29 levels deep, which protobuf cannot read; use --form unroll")
+    yield Bad("dim against a weight", changed(symbolic_features, "--dim", "I=7"), "size 3 must be input_size, and input_size is 7 according to X")
+    yield Bad("too deep for what is written inside", of(lambda: nested(32, rank=None), "--form", "unroll"), "graphs in the lowered model are nested more than 29 levels deep, too deep for protobuf; no other form helps, because form unroll already has the fewest nested graphs")
+    yield Bad("too deep to write", of(lambda: nested(31), "--form", "scan"), "graphs in the lowered model are nested more than 29 levels deep, too deep for protobuf; use --form unroll")
 # fmt: on
 
 
@@ -1123,7 +1123,7 @@ def bad_numbers_of_models() -> Iterator[Bad]:
     )  # fmt: skip
     same = "would both be written to"
     yield Bad("two models of one name", several("a/m.onnx", "b/m.onnx"), same, "m.onnx")
-    yield Bad("a file in place of the folder", several("m.onnx", out_dir="taken"), "--out-dir …: …; name another folder", "taken")
+    yield Bad("a file in place of the folder", several("m.onnx", out_dir="taken"), "--out-dir …: …; choose another folder", "taken")
     nothing = "nothing is piped into stdin"
     yield Bad("an empty pipe", lambda folder: ["inspect", "-"], nothing, "-")
     yield Bad("an empty pipe to lower", lambda folder: ["lower", "-", "-o", str(folder / "o.onnx")], nothing, "-")
@@ -1143,15 +1143,15 @@ def bad_comparisons() -> Iterator[Bad]:
     yield Bad("inputs not npz", comparing(lambda path: path.write_bytes(b"1,2,3\n")), npz, "X.npz")
     yield Bad("inputs a lone array", comparing(lambda path: np.save(path.open("wb"), x)), npz, "X.npz")
     yield Bad("inputs pickled", comparing(archive(X=np.array([{}], object))), npz, "X.npz")
-    yield Bad("inputs of another name", comparing(archive(x=x)), "the inputs have no array for X; they contain x")
-    yield Bad("inputs of nothing", comparing(archive()), "the inputs have no array for X; they contain nothing")
-    yield Bad("inputs lack one", comparing(archive(X=x), optional=("initial_h",)), "the inputs have no array for initial_h; they contain X")
+    yield Bad("inputs of another name", comparing(archive(x=x)), "the inputs contain arrays for x, but none for X; add the missing arrays")
+    yield Bad("inputs of nothing", comparing(archive()), "the inputs contain arrays for nothing, but none for X; add the missing arrays")
+    yield Bad("inputs lack one", comparing(archive(X=x), optional=("initial_h",)), "the inputs contain arrays for X, but none for initial_h; add the missing arrays")
     runs = "the original model does not run with these inputs: "
     yield Bad("operator unknown to the runtime", with_node("ConstantFill", ["X"], "--check"), "has no operator ConstantFill, so the original model can be neither run nor checked")
     yield Bad("inputs of another rank", comparing(archive(X=x[0])), runs)
     yield Bad("inputs of another size", comparing(archive(X=np.zeros((5, 2, 9), np.float32))), runs)
     yield Bad("inputs of another type", comparing(archive(X=x.astype(np.float64))), runs)
-    yield Bad("four bits compared", changed(four_bits, "--check"), "does not accept inputs or outputs of this type; use --prove, which needs no runtime")
+    yield Bad("four bits compared", changed(four_bits, "--check"), "does not accept the type of an input or output of this model; use --prove, which needs no runtime")
     yield Bad("never runs", changed(never_runs, "--check"), runs)
     yield Bad("texts wanted", changed(texts_wanted, "--check"), "the model has string inputs; provide inputs (--inputs X.npz)")
     yield Bad("a sequence wanted", changed(sequence_wanted, "--check"), "input 'list' is not a tensor, so the models cannot be run on sampled inputs; use --prove, which runs neither model")
@@ -1296,24 +1296,24 @@ def bad_places() -> Iterator[Bad]:
     yield Bad("output a link into a missing folder", writing("out.onnx", lambda folder: (folder / "out.onnx").symlink_to("no/such")), f"{cannot}No such file or directory", "out.onnx")
     yield Bad("output of too long a name", writing("x" * 251 + ".onnx"), f"{cannot}File name too long", "xxx.onnx")
     yield Bad("output read-only", writing("out.onnx", read_only), f"{cannot}it is read-only; make it writable", "out.onnx")
-    yield Bad("output the data that is read", writing("bad.weights", with_data=True), f"{cannot}this file contains the weights of the model being read; name another file", "bad.weights")
-    yield Bad("output the data of another", writing("other.weights", neighbour), f"{cannot}this file contains the weights of …; name another file", "other.weights")
+    yield Bad("output the data that is read", writing("bad.weights", with_data=True), f"{cannot}this file contains the weights of the model being read; choose another file", "bad.weights")
+    yield Bad("output the data of another", writing("other.weights", neighbour), f"{cannot}this file contains the weights of …; choose another file", "other.weights")
     yield Bad("output a link to itself", writing("out.onnx", lambda folder: (folder / "out.onnx").symlink_to("out.onnx")), f"{cannot}it is a link to itself", "out.onnx")
-    yield Bad("states of something else", foreign_states, "the initial states would overwrite this file, which rnn_lower did not write; move the file away", "out.state.npz")
-    yield Bad("folding training information", changed(training, "--fold"), "the model has training_info, which refers to parts of the graph that folding may remove; drop --fold and --loops")
-    yield Bad("folding quantization annotations", changed(annotated, "--fold"), "the model has quantization_annotation, which refers to parts of the graph that folding may remove; drop --fold and --loops")
-    yield Bad("folding a sparse initializer", changed(sparse, "--fold"), "folding uses onnx_ir, which does not support a sparse initializer; drop --fold or --set")
-    yield Bad("folding a sparse attribute", changed(sparse_attribute, "--fold"), "folding uses onnx_ir, which does not support this model: …; drop --fold or --set")
+    yield Bad("states of something else", foreign_states, "rnn_lower did not write this file, and the initial states would overwrite it; move or rename the file", "out.state.npz")
+    yield Bad("folding training information", changed(training, "--fold"), "the model has training_info, which can refer to nodes and values that folding may remove; drop --fold and --loops")
+    yield Bad("folding quantization annotations", changed(annotated, "--fold"), "the model has quantization_annotation, which can refer to nodes and values that folding may remove; drop --fold and --loops")
+    yield Bad("folding a sparse initializer", changed(sparse, "--fold"), "--fold and --set use the package onnx_ir, which does not support a sparse initializer; drop these options")
+    yield Bad("folding a sparse attribute", changed(sparse_attribute, "--fold"), "--fold and --set use the package onnx_ir, which does not support this model: …; drop these options")
     yield Bad("max nodes below 0", asked("--max-nodes", "-1"), "max_nodes is -1; it must be 0 or more", "max_nodes")
     yield Bad("an infinite tolerance", asked("--check", "--atol", "inf"), "atol is inf; it must be finite")
     yield Bad("output in a locked folder", writing("locked/out.onnx", locked_folder), f"{cannot}Permission denied", "out.onnx", as_root=False)
-    yield Bad("output missing", lambda folder: ["lower", str(folder / "bad.onnx")], "the output file is missing; write IN.onnx OUT.onnx", "lower")
+    yield Bad("output missing", lambda folder: ["lower", str(folder / "bad.onnx")], "no output file was specified; pass IN.onnx OUT.onnx", "lower")
     yield Bad("output empty", writing(""), f"{cannot}it is a folder", ".")
-    stream = "the model has weights in another file, which cannot be written to a stream; name a file"
+    stream = "the model has weights in another file, which cannot be written to a stream; pass a file name"
     yield Bad("weights to a fifo", writing("out.onnx", lambda folder: os.mkfifo(folder / "out.onnx"), with_data=True), stream, "out.onnx")
     yield Bad("weights to a device", writing("/dev/null", with_data=True), stream, "/dev/null")
     yield Bad("weights to stdout", writing("-", with_data=True), stream, "-")
-    yield Bad("weights through a link", writing("out.onnx", link_elsewhere, with_data=True), "which cannot be written through a link; write to ", "out.onnx")
+    yield Bad("weights through a link", writing("out.onnx", link_elsewhere, with_data=True), "which cannot be written through a symbolic link; write to ", "out.onnx")
 
 
 def with_kit(*options: str, change: Callable[[Path], object] = lambda _: None) -> Build:
@@ -1348,23 +1348,23 @@ def bad_kits() -> Iterator[Bad]:
         return ["kit", "-o", str(folder / "kit"), "--target", "portable"]
 
     manifest, results = "manifest.json", ("--results", "FOLDER/results")
-    yield Bad("kit over something", occupied, "already exists and is not empty; name a new or empty folder", "kit")
+    yield Bad("kit over something", occupied, "already exists and is not empty; choose a new or empty folder", "kit")
     yield Bad("kit in a missing folder", lambda folder: ["kit", "-o", str(folder / "no" / "kit"), "--target", "portable"], ": cannot be written: No such file or directory", "no/kit")
     yield Bad("kit of no feature", kit("--target", "portable", "--include", "RNN plane"), "--include RNN plane: no feature matches this pattern; similar: 'RNN plain'", "--include")
     yield Bad("kit without a limit", kit("--target", "portable", "--limit", "0"), "--limit is 0; it must be more than 0", "--limit")
     yield Bad("kit without a target", kit(), "the following arguments are required: --target", "--target")
     yield Bad("report on no kit", lambda folder: ["kit-report", str(folder), "--results", str(folder)], f"{manifest}: cannot be read: No such file or directory; write a kit first (rnn-lower kit -o ", manifest)
-    yield Bad("report on a kit of tomorrow", with_kit(*results, change=told_otherwise('"schema": 1', '"schema": 2')), "the kit has schema 2, but this version of rnn_lower reads schema 1; write the kit again", manifest)
-    yield Bad("report on half a manifest", with_kit(*results, change=told_otherwise('"cases"', '"boxes"')), "not a valid kit manifest; write the kit again", manifest)
-    yield Bad("report on no JSON", with_kit(*results, change=told_otherwise("{", "")), "not a valid kit manifest; write the kit again", manifest)
-    yield Bad("report on no results", with_kit(*results), "no results found; the outputs of each case are expected as ", "results")
+    yield Bad("report on a kit of tomorrow", with_kit(*results, change=told_otherwise('"schema": 1', '"schema": 2')), "the manifest has schema version 2, but this version of rnn_lower supports only version 1; write the kit again", manifest)
+    yield Bad("report on half a manifest", with_kit(*results, change=told_otherwise('"cases"', '"boxes"')), "not a valid manifest of a test kit; write the kit again", manifest)
+    yield Bad("report on no JSON", with_kit(*results, change=told_otherwise("{", "")), "not a valid manifest of a test kit; write the kit again", manifest)
+    yield Bad("report on no results", with_kit(*results), "no results found; store the outputs of each test model as ", "results")
     yield Bad("report on nothing", with_kit(), "pass either --results FOLDER or --run COMMAND", "--results")
     yield Bad("run without a model", with_kit("--run", "true {outputs}"), "--run true {outputs}: {model} is missing; write, for example, --run 'python run.py {model} {inputs} {outputs}'", "--run")
     yield Bad("run without outputs", with_kit("--run", "true {model}"), "--run true {model}: {outputs} is missing; write, for example, --run ", "--run")
-    yield Bad("run in open quotes", with_kit("--run", "true '{model} {outputs}"), ": no closing quotation; quote its words as in a shell", "--run")
+    yield Bad("run in open quotes", with_kit("--run", "true '{model} {outputs}"), ": no closing quotation; quote the words of the command as in a shell", "--run")
     yield Bad("run what is not there", with_kit("--run", "no-such-program {model} {outputs}"), "--run no-such-program: program not found", "--run")
     yield Bad("run in no time", with_kit("--run", "true {model} {outputs}", "--timeout", "0"), "--timeout is 0; it must be more than 0 seconds", "--timeout")
-    yield Bad("run over results", with_kit("--run", "true {model} {outputs}", *results, change=lambda folder: (folder / "results" / "RNN_plain.fused").touch()), ": cannot be written: File exists; name a new or empty folder for --results", "results")
+    yield Bad("run over results", with_kit("--run", "true {model} {outputs}", *results, change=lambda folder: (folder / "results" / "RNN_plain.fused").touch()), ": cannot be written: File exists; choose a new or empty folder for --results", "results")
     yield Bad("target of another ending", with_kit(*results, "-o", "FOLDER/mine.txt"), "a target file needs the extension .toml; use -o NAME.toml", "mine.txt")
 
 
@@ -1560,23 +1560,23 @@ LATE: dict[str, tuple[Callable[[], Model], tuple[str, ...], str]] = {
     "old": (lambda: late(opset=10), (), "its frames are delayed, which needs opset 11 or newer; the model has opset 10"),
     "lengths": (
         lambda: late(counted_lengths), ("--step", "2"),
-        "cannot run chunk by chunk: its frames are delayed, but its sequence_lens count frames from the first chunk on",
+        "cannot run chunk by chunk: its frames are delayed, but the lengths in its sequence_lens do not include the delay",
     ),
-    "packed": (late, ("--states", "packed"), "changes its size, so it cannot be packed; drop --states packed"),
+    "packed": (late, ("--states", "packed"), "changes from chunk to chunk, so the state cannot be packed; drop --states packed"),
     "reset": (late, ("--reset",), "its frames are delayed, so individual rows cannot be reset; drop --reset"),
-    "fused": (lambda: late(over_time), ("--keep-native",), "its frames are delayed, so it gets no frames in the first chunks"),
+    "fused": (lambda: late(over_time), ("--keep-native",), "its frames are delayed, so its input is empty in the first chunks"),
     "pairs": (
         lambda: late(lambda s: s.add("Reshape", s.value, s.add("Concat", s.ints(0), s.ints(-1, 12), axis=0))), (),
         "cannot run chunk by chunk: it merges several delayed frames into one",
     ),
     "gathered": (
         lambda: late(lambda s: s.add("Gather", s.value, s.const(np.array(-1)), axis=1)), (),
-        "cannot run chunk by chunk: it selects the last frame of a delayed value, which only a Slice ([-1:]) supports",
+        "cannot run chunk by chunk: it selects the last frame of a delayed value; this can be streamed only if the operator is a Slice ([-1:])",
     ),
-    "skipped": (lambda: late(skipping), (), "cannot run chunk by chunk: its frames are delayed, but it skips some of them"),
+    "skipped": (lambda: late(skipping), (), "cannot run chunk by chunk: its input is delayed, so the node must not skip frames of this input"),
     "merged": (
         lambda: late(added_in_the_batch, (1, 1)), ("--delay",),
-        "cannot run chunk by chunk: its delayed frames are also padded or merged with other axes",
+        "cannot run chunk by chunk: its frames are delayed, and in addition the frames are padded or the time axis is merged with other axes",
     ),
     "sizes": (
         lambda: late(moved_sizes), (),
@@ -1600,12 +1600,12 @@ ODD: dict[str, tuple[Then, str]] = {
         lambda s: s.add("Transpose", "x", perm="text"),
         "its attribute 'perm' has type STRING; the operator accepts only INTS",
     ),
-    "no axis": (lambda s: s.add("Concat", "x", "x"), "its required attribute 'axis' is missing"),
+    "no axis": (lambda s: s.add("Concat", "x", "x"), "the required attribute 'axis' of the node is missing"),
     "ellipsis": (lambda s: s.add("Einsum", "x", equation="...f->...f"), "its equation has an ellipsis"),
-    "summed label": (lambda s: s.add("Einsum", "x", equation="ntf->nf"), "it sums over label 't', which is the axis of the stream"),
+    "summed label": (lambda s: s.add("Einsum", "x", equation="ntf->nf"), "it sums over label 't' of its equation, which stands for the axis of the stream"),
     "complex axes": (lambda s: s.add("Unsqueeze", "x", s.const(np.array([1j]))), "its axes must be a list of integers"),
     "no axes": (lambda s: s.add("Unsqueeze", "x"), "input 1 is missing"),
-    "two axes of three": (lambda s: s.add("Transpose", "x", perm=[2, 0]), "its attributes do not match its inputs"),
+    "two axes of three": (lambda s: s.add("Transpose", "x", perm=[2, 0]), "the number or the sizes of its inputs do not fit its attributes"),
     "unknown shape": (
         lambda s: s.add("Reshape", s.add("Transpose", ""), s.add("Shape", "x")), "the shape of an input is unknown",
     ),
@@ -1692,7 +1692,7 @@ def bad_streams() -> Iterator[Bad]:
         yield Bad(f"stream {name}", streaming(lambda name=name: noncausal(name)[0], "--time", "T"), f"cannot run chunk by chunk: {words}")  # type: ignore[misc]
     for name, (then, words) in ODD.items():
         yield Bad(f"stream odd {name}", streaming(lambda then=then: odd(then), "--time", "T"), f"cannot run chunk by chunk: {words}")  # type: ignore[misc]
-    yield Bad("stream state outside", streaming(lambda: beside("Det", 1)), "if only recurrent nodes need state, which is already an input, lower the model instead (rnn-lower lower)")
+    yield Bad("stream state outside", streaming(lambda: beside("Det", 1)), "if only the recurrent nodes need state, and the model already has this state as inputs, lower the model instead (rnn-lower lower)")
     yield Bad("stream state outside of fixed size", streaming(lambda: beside("", 0, 16)), "the recurrent state is already an input, but Pad 'Pad1' also needs state; pass --time x[1] to stream along this axis")
     for name, (make, given, words) in LATE.items():
         yield Bad(f"stream late {name}", streaming(make, "--time", "T", *given), words)
@@ -1700,27 +1700,27 @@ def bad_streams() -> Iterator[Bad]:
     yield Bad("stream of several sizes", streaming(lambda: model_of(dynamic=True, direction="bidirectional")), "the inputs have several symbolic sizes (T, N); choose the axis of the stream (--time T or --time N)")
     yield Bad("stream of fixed sizes", streaming(model_of), "no input has a symbolic size; choose the axis of the stream")
     yield Bad("stream numbers and reset", streaming(lambda: odd(numbered), "--time", "T", "--reset"), "it keeps one frame count for the whole batch, so individual rows cannot be reset; drop --reset")
-    yield Bad("stream for a target", streaming(lambda: odd(looking_back), "--time", "T", "--dim", "N=1", "--step", 2, "--target", "tidl", "-q"), "which carries the state of the stream: Slice is supported only with ")
+    yield Bad("stream for a target", streaming(lambda: odd(looking_back), "--time", "T", "--dim", "N=1", "--step", 2, "--target", "tidl", "-q"), "which computes or stores the state of the streaming model: Slice is supported only with ")
     yield Bad("stream steps of one step", streaming(lambda: one_step(outside=True), "--step", 2), "--step 2: each run of the model is one step of its recurrent nodes; use --step 1", "--step")
     yield Bad("stream of one step", streaming(one_step), "each run is one step of the recurrent nodes; use --step 1")
     yield Bad("stream one step back", streaming(lambda: one_step("reverse"), "--step", 1), "its direction is reverse, so its state cannot be carried to the next run")
     yield Bad("stream names without ends", streaming(free, "--time", "T", "--state-names", "h"), "--state-names h: the template must contain {end}, and may contain {node}, {state}, {end}, {index}", "--state-names")
     yield Bad("stream names twice", streaming(lambda: model_of("LSTM", dynamic=True), "--time", "T", "--state-names", "s_{end}"), "--state-names s_{end}: several states would be named 's_in'; add {node} to the template", "--state-names")
-    yield Bad("stream packed of no batch", streaming(lambda: odd(in_the_batch), "--time", "T", "--states", "packed"), "its state has symbolic sizes other than the batch size; fix them (--dim NAME=SIZE)")
-    yield Bad("stream steps of nine", streaming(of_nine_frames, "--time", "x[1]", "--step", 2, "--check", "-q"), "the model has a fixed length of 9 frames, not a multiple of the chunk length 2")
-    yield Bad("unstream of rows set back", unstreaming(set_back), "a model for whole sequences does not support input 'reset', which resets rows; stream the original model without --reset")
-    yield Bad("unstream time", unstreaming(streamed_already, "--time", "X[0]"), "--time X[0]: the model's metadata already names the axes of the frames, {'X': 0}; drop --time", "--time")
+    yield Bad("stream packed of no batch", streaming(lambda: odd(in_the_batch), "--time", "T", "--states", "packed"), "to be packed, its state must have no symbolic sizes except the batch size; set the other sizes (--dim NAME=SIZE)")
+    yield Bad("stream steps of nine", streaming(of_nine_frames, "--time", "x[1]", "--step", 2, "--check", "-q"), "the model has a fixed length of 9 frames, which is not a multiple of the chunk length 2")
+    yield Bad("unstream of rows set back", unstreaming(set_back), "a model for whole sequences cannot have the input 'reset', which resets batch rows; create the streaming model without --reset")
+    yield Bad("unstream time", unstreaming(streamed_already, "--time", "X[0]"), "--time X[0] has no effect, because the metadata of the model already contains the time axes, {'X': 0}; drop --time", "--time")
     yield Bad("unstream of numbers", unstreaming(all_numbers, "--state", "s=t"), "the model has no inputs except its states")
-    yield Bad("unstream of unclear frames", unstreaming(unclear_frames, "--state", "s=t", "--time", "x[1]"), "the axis of the frames is unknown; declare the sizes of the output")
+    yield Bad("unstream of unclear frames", unstreaming(unclear_frames, "--state", "s=t", "--time", "x[1]"), "the time axis is unknown; declare the sizes of the output")
     yield Bad("stream time unknown", streaming(free, "--time", "time"), "--time time: no input has a symbolic size of this name; symbolic sizes: T, N", "--time")
-    yield Bad("stream of the batch", streaming(only_a_batch), "no recurrent node runs along 'N', the only symbolic size, which may be the batch; name the axis of the stream (--time INPUT[AXIS])")
+    yield Bad("stream of the batch", streaming(only_a_batch), "no recurrent node runs along 'N', the only symbolic size; it may be the batch size, so specify the axis of the stream (--time INPUT[AXIS])")
     yield Bad("stream of a stream", streaming(streamed_already, "--time", "T"), "the model is already a streaming model; use it unchanged, lower it (rnn-lower lower), or stream the original model")
     yield Bad("stream step none", streaming(free, "--time", "T", "--step", 0), "--step 0: a chunk must have at least one frame", "--step")
     yield Bad("stream reset without a batch", streaming(padded, "--time", "T", "--reset"), "reset: the batch axis of state 'Pad1/cache_in' is unknown", "reset")
-    yield Bad("stream first state by rows", streaming(by_rows, "--time", "T"), "its initial state is not the same for every row")
+    yield Bad("stream first state by rows", streaming(by_rows, "--time", "T"), "its initial state differs between the rows of the batch")
     yield Bad("stream statistics of places", streaming(of_places, "--time", "T"), "cannot run chunk by chunk: it must have exactly one mean and one variance for each channel")
-    yield Bad("stream time twice", streaming(lambda: twice_the_same(model_of(dynamic=True)), "--time", "T"), "--time T: more than one axis of input 'X' has this size", "--time")
-    yield Bad("stream step strides", streaming(strided, "--time", "T", "--step", 3), "--step 3: the model has strides over time, so a chunk must have a multiple of 2 frames", "--step")
+    yield Bad("stream time twice", streaming(lambda: twice_the_same(model_of(dynamic=True)), "--time", "T"), "--time T: more than one axis of input 'X' has this size; pass --time with the axis of the stream, as 'X[AXIS]'", "--time")
+    yield Bad("stream step strides", streaming(strided, "--time", "T", "--step", 3), "--step 3: operators of the model have strides along the time axis, so the length of a chunk must be a multiple of 2 frames", "--step")
     yield Bad("stream set nothing", streaming(with_a_rate, "--time", "T", "--set", "sr"), "--set sr: write INPUT=VALUE, e.g. --set sr=16000", "--set")
     yield Bad("stream set unknown", streaming(with_a_rate, "--time", "T", "--set", "rate=1"), "--set rate: the model has no input of this name; inputs: X, sr", "--set")
     yield Bad("stream set a text", streaming(with_a_rate, "--time", "T", "--set", 'sr="a"'), "'a' is not a valid value for input 'sr' of type INT64", "sr")
@@ -1728,11 +1728,11 @@ def bad_streams() -> Iterator[Bad]:
     yield Bad("stream reset of the caller's", streaming(both, "--time", "T", "--reset"), "reset: the caller provides state 'initial_h', so only the caller can reset it; drop --reset", "reset")
     yield Bad("stream reset of nothing", streaming(pointwise, "--time", "T", "--reset"), "reset: the model has no internal state to reset", "reset")
     yield Bad("stream lengths old", streaming(lambda: model_of(opset=8, dynamic=True, optional=("sequence_lens",)), "--time", "T"), "streaming with sequence_lens needs opset 9 or newer; the model has opset 8")
-    yield Bad("stream lengths in a branch", streaming(lambda: model_of(place="if", dynamic=True, optional=("sequence_lens",)), "--time", "T"), "its sequence_lens cannot be counted down from chunk to chunk, because the node is in a branch")
+    yield Bad("stream lengths in a branch", streaming(lambda: model_of(place="if", dynamic=True, optional=("sequence_lens",)), "--time", "T"), "the node is in a branch of an If, where streaming cannot reduce the sequence_lens of the node from chunk to chunk")
     yield Bad("stream lengths used twice", streaming(with_lengths_out, "--time", "T"), "so Neg 'negative' cannot also read this value")
-    yield Bad("stream state computed", streaming(computed_state, "--time", "T"), "and the model does not return its final state unchanged")
+    yield Bad("stream state computed", streaming(computed_state, "--time", "T"), "and the model does not return the final state of the node unchanged")
     yield Bad("stream reset old", streaming(lambda: model_of(opset=8, dynamic=True), "--time", "T", "--reset"), "reset needs opset 9 or newer; the model has opset 8", "reset")
-    yield Bad("stream shared state", streaming(sharing, "--time", "T"), "other nodes or outputs also use its initial state 'initial_h'; add a separate input for the node")
+    yield Bad("stream shared state", streaming(sharing, "--time", "T"), "its initial state 'initial_h' is also read by other nodes or returned as an output; add a separate input for the node")
 
 
 NOT_CAUSAL = {
@@ -1741,41 +1741,41 @@ NOT_CAUSAL = {
     "attention": "it multiplies frames of the stream with each other",
     "mean over time": "it reduces over time",
     "sum over all": "it reduces over all axes, including time",
-    "symmetric conv": "it looks ahead by 1 frame, because its padding is 1 before the stream and 1 after it; change the padding to 2 before and 0 after, or delay the outputs (--delay)",
+    "symmetric conv": "it needs 1 future frame, because it has padding of 1 before and 1 after the stream; change the padding to 2 before and 0 after the stream, or pass --delay to delay the outputs",
     "all but the last": "it selects frames 0 to -1 of the stream, but within a chunk, the end of the stream is unknown; delay the outputs by 1 frame (--delay)",
     "transposed conv with gaps": "it leaves gaps between its output frames",
     "transposed conv of a length": "its padding along the time axis depends on the length of the stream (output_shape)",
-    "transposed conv of what is padded": "its input is padded or merged with other axes",
-    "every second frame of what is padded": "it selects frames of a value that is padded, delayed or merged with other axes",
-    "positions from the last one": "its range must contain one number for each frame",
+    "transposed conv of what is padded": "its input is padded, or its time axis is merged with other axes",
+    "every second frame of what is padded": "it selects frames of a value that is padded or delayed, or whose time axis is merged with other axes",
+    "positions from the last one": "the range of indices must contain exactly one index for each frame",
     "rows of a table from the second on": "it must select exactly one row of a table for each frame",
-    "conv with too much padding": "it pads more frames before the stream than its window covers",
+    "conv with too much padding": "it adds more frames of padding before the stream than its window contains",
     "strides padded automatically": "its padding along the time axis depends on the length of the stream (auto_pad SAME_UPPER)",
     "conv over frames as channels": "it sums over the frames of the stream, because its channel axis is the time axis",
-    "average that leaves padding out": "its first frames average fewer values, because count_include_pad is 0",
-    "pool rounded up": "it rounds up the number of frames (ceil_mode)",
-    "pad behind": "it looks ahead by 1 frame, because it pads 1 after the end of the stream",
+    "average that leaves padding out": "its first output frames are averages of fewer values, because count_include_pad is 0",
+    "pool rounded up": "it rounds up the number of output frames (ceil_mode)",
+    "pad behind": "it needs 1 future frame, because it adds as many frames of padding after the end of the stream",
     "pad cut off": "it removes frames from the stream",
     "reflected": "its padding values depend on the stream (mode reflect)",
     "flip": "it reads the stream backward",
     "the first frame begins a node": "its sequence_lens or its initial state depends on the stream",
-    "first frames": "it selects frames 0 to 2 of the stream; only the first frame ([:1]), the last frame ([-1:]), frames at regular steps ([::k]), and all frames without the first or last ones can be selected",
+    "first frames": "it selects frames 0 to 2 of the stream; a streaming model can select only the first frame ([:1]), the last frame ([-1:]), every k-th frame ([::k]), or all frames except a few at the start or end",
     "split in time": "it splits the stream along the time axis",
-    "sum from here on": "it sums backward from the end of the stream (reverse)",
+    "sum from here on": "its attribute 'reverse' is set, so it sums from the end of the stream",
     "transposed conv that is not cut off": "it outputs 2 frames beyond the end of the stream; crop the output, or delay the outputs (--delay)",
-    "resize": "along the time axis, it may only repeat frames",
-    "no rule": "there is no streaming rule for this operator",
+    "resize": "along the time axis, it must only repeat frames",
+    "no rule": "rnn-lower stream does not support this operator",
     "tile": "it repeats the stream along the time axis",
     "joined with itself": "it concatenates frames along the time axis",
     "a number for each frame": "input 1 has different values for each frame of the stream",
     "divided by the length": "its result depends on the length of the stream",
-    "encoder and decoder": "it needs a final state or the last frame of the stream for every frame",
+    "encoder and decoder": "to compute each frame, it needs a final state or the last frame of the stream",
     "two rates": "its inputs have different frame rates",
     "mixed frames": "it mixes frames of the stream with each other",
     "squeezed without axes": "it lists no axes, so it would remove the time axis of a chunk of one frame",
     "noise": "its output is random",
-    "gram matrix": "input 1 depends on the stream",
-    "one shape for all": "its output shape does not match its input shape",
+    "gram matrix": "input 1 depends on the stream, but must be independent of it",
+    "one shape for all": "its output shape does not have as many elements as its input",
 }
 # fmt: on
 
@@ -1933,16 +1933,16 @@ def _calls() -> Iterator[BadCall]:
     anyhow: Any = rnn_lower  # with anything
     anything: Any = rnn_lower.lower
     yield BadCall("opset a text", lambda: anything(model_of(), opset="17"), f"opset is '17'{whole}")
-    yield BadCall("functions for OpenCV", lambda: anything(model_of(), target="opencv", as_function=True), "target opencv is not known to run function calls; drop as_function, or choose one of these targets: onnxruntime")
-    yield BadCall("stream as function", lambda: rnn_lower.stream(model_of(dynamic=True), as_function=True), "stream does not support as_function; drop it")
+    yield BadCall("functions for OpenCV", lambda: anything(model_of(), target="opencv", as_function=True), "no test shows that target opencv runs function calls; drop as_function, or choose one of these targets: onnxruntime")
+    yield BadCall("stream as function", lambda: rnn_lower.stream(model_of(dynamic=True), as_function=True), "rnn_lower.stream cannot write the model as a function; call it without as_function")
     for name, (given, words) in {
         "body of no version": ({"version": 2}, "version 2 of GRU is unknown; known versions: 1, 3, 7, 14, 22"),
-        "body of an older opset": ({"version": 7, "opset": 8}, "a function body needs opset 9 or newer, not 8, because it uses the current versions of Scan and Loop"),
+        "body of an older opset": ({"version": 7, "opset": 8}, "a function body needs opset 9 or newer, not 8, because it uses versions of Scan and Loop that older opsets do not have"),
         "body of another version": ({"opset": 9}, "GRU has version 7 at opset 9, not version 14"),
         "body of the future": ({"opset": NEWEST + 1}, f"opset {NEWEST + 1} is unknown; the installed onnx supports opsets up to {NEWEST}"),
         "body with peepholes": ({"inputs": ("X", "W", "R", "P")}, "GRU has no input 'P'; it has X, W, R, B, sequence_lens, initial_h"),
         "body with a cell": ({"outputs": ("Y_c",)}, "GRU has no output 'Y_c'; it has Y, Y_h"),
-        "body with no output": ({"outputs": ()}, "outputs is empty; choose from the outputs of GRU: Y, Y_h"),
+        "body with no output": ({"outputs": ()}, "'outputs' is empty; choose from the outputs of GRU: Y, Y_h"),
         "body of integers": ({"dtype": "int8"}, "unknown dtype 'int8'; known dtypes: float, double, float16, bfloat16"),
         "body unrolled": ({"form": "unroll"}, "form unroll needs a known sequence length; set seq_length, or use form scan or loop"),
     }.items():
@@ -1956,16 +1956,16 @@ def _calls() -> Iterator[BadCall]:
         "body in a domain of 3": ({"domain": 3}, "domain is 3; it must be a string"),
         "body with one text": ({"outputs": "Y"}, "outputs is 'Y'; it must be a list or tuple of names"),
         "body without a size": ({"hidden_size": None}, "attribute 'hidden_size' is None, which is not a valid attribute value"),
-        "body of very many steps": ({"seq_length": 10**9, "form": "unroll"}, "unrolling 1000000000 steps emits more than 1000000000 nodes, but the limit allows only 200000 more (max_nodes); use form scan or loop"),
+        "body of very many steps": ({"seq_length": 10**9, "form": "unroll"}, "unrolling 1000000000 steps emits more than 1000000000 nodes, but at most 200000 more nodes are allowed; use form scan or loop"),
     }.items():
         yield BadCall(name, functools.partial(rnn_lower.function_body, **{"op_type": "GRU", "version": 14, "hidden_size": 4, **given}), words)
     yield BadCall("inlining that stumbles", lambda: _hard_to_inline(), "inlining functions failed (a reason); drop fold")
-    yield BadCall("seed of many digits", lambda: rnn_lower.check(model_of(), model_of(), seed=10**5000), "seed has 16610 bits; the limit is 10000")
-    yield BadCall("rtol of many digits", lambda: rnn_lower.check(model_of(), model_of(), rtol=10**400), "rtol has 1329 bits; the limit is 1000")
-    yield BadCall("dims of many digits", lambda: anything(model_of(dynamic=True), dims={"T": 10**5000}), "T has 16610 bits; the limit is 10000")
+    yield BadCall("seed of many digits", lambda: rnn_lower.check(model_of(), model_of(), seed=10**5000), "seed has 16610 bits, but at most 10000 bits are allowed")
+    yield BadCall("rtol of many digits", lambda: rnn_lower.check(model_of(), model_of(), rtol=10**400), "rtol has 1329 bits, but at most 1000 bits are allowed")
+    yield BadCall("dims of many digits", lambda: anything(model_of(dynamic=True), dims={"T": 10**5000}), "T has 16610 bits, but at most 10000 bits are allowed")
     yield BadCall("half a character", lambda: rnn_lower.function_body("GRU", 14, hidden_size=4, domain="\udcff"), "domain is '\\udcff'; it must be a string")
     yield BadCall("inputs ragged", lambda: anyhow.check(model_of(), model_of(), inputs={"X": [[1], [1, 2]]}), "inputs must map names to arrays; setting an array element with a sequence")
-    yield BadCall("stream of two opsets", lambda: stream_of_two_opsets(), "function own.F imports a different opset than the model, which prevents inlining; convert the model first")
+    yield BadCall("stream of two opsets", lambda: stream_of_two_opsets(), "function own.F imports a different opset than the model, and this difference prevents inlining; convert the model first")
     for name, destination in {"a number": 3, "bytes": b"out.onnx", "a NUL": "o\0.onnx", "nothing": None}.items():
         yield BadCall(f"written to {name}", functools.partial(written_to, destination), f"the output must be a path, not {destination!r}")
     yield BadCall("opset a truth", lambda: anything(model_of(), opset=True), f"opset is True{whole}")
@@ -1975,7 +1975,7 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("atol a text", lambda: anyhow.check(model_of(), model_of(), atol="1"), "atol is '1'; it must be a number")
     yield BadCall("on a list", lambda: anyhow.check(model_of(), model_of(), on=[]), "on is []; it must be a string")
     yield BadCall("drawing by a number", lambda: anyhow.draw(model_of(), node=0), "node is 0; it must be a string")
-    yield BadCall("folding that ends the process", lambda: _hard_to_fold(model_of(), lambda *_, **__: os._exit(7)), "the process that folds constants died (code 7); drop fold")
+    yield BadCall("folding that ends the process", lambda: _hard_to_fold(model_of(), lambda *_, **__: os._exit(7)), "the process that folds constants crashed (code 7); drop fold")
     yield BadCall("folding that stumbles", lambda: _hard_to_fold(model_of(), lambda *_, **__: [][0]), "folding constants failed (IndexError: list index out of range); drop fold")
     yield BadCall("check on what is not installed", lambda: _nowhere(model_of(), on="tract"), "on tract: no-such-package is not installed; pip install no-such-package")
     yield BadCall("check on what refuses", lambda: _nowhere(model_of(), on="onnx-reference"), "the lowered model does not run on onnx-reference …: no such operator")
@@ -1984,18 +1984,18 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("dim a text", lambda: anything(model_of(dynamic=True), dims={"T": "5"}), f"T is '5'{whole}")
     yield BadCall("dim negative", lambda: anything(model_of(dynamic=True), dims={"T": -5}), "size -5 of 'T' must not be negative")
     yield BadCall("form unknown", lambda: anything(model_of(), form="spiral"), "unknown form 'spiral'; known forms: auto, scan")
-    yield BadCall("select no function", lambda: anything(model_of(), select="LSTM*"), "select must be a function that gets a RecurrentNode and returns a bool")
+    yield BadCall("select no function", lambda: anything(model_of(), select="LSTM*"), "select must be a function that takes a RecurrentNode and returns a bool")
     yield BadCall("op_types a text", lambda: anything(model_of(), op_types="LSTN"), "unknown operator 'LSTN'; known operators: RNN, GRU, LSTM")
     yield BadCall("model a number", lambda: anything(17), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not int")
     yield BadCall("model bytes", lambda: anything(model_of().SerializeToString()), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not bytes")
     yield BadCall("model a graph", lambda: anything(model_of().graph), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not GraphProto")
-    yield BadCall("a runtime that dies", lambda: _deadly(model_of()), "ran this model or the lowered model on onnxruntime … died (code 7); use prove or rnn-lower prove, which need no runtime")
+    yield BadCall("a runtime that dies", lambda: _deadly(model_of()), "ran the original or the lowered model on onnxruntime … crashed (code 7); use prove or rnn-lower prove, which need no runtime")
     yield BadCall("compare a number", lambda: rnn_lower.check(model_of(), 17), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not int")
     yield BadCall("model empty", lambda: anything(onnx.ModelProto()), "not an ONNX model: it has no graph")
-    yield BadCall("view without data", lambda: rnn_lower.check(_without_data(), model_of()), "main graph uses 'W', which nothing computes")
+    yield BadCall("view without data", lambda: rnn_lower.check(_without_data(), model_of()), "main graph uses 'W', which is not defined")
     yield BadCall("view whose data fails", lambda: rnn_lower.check(_failing(), model_of()), "the model cannot be serialized: ")
     yield BadCall("compare weights of nowhere", lambda: rnn_lower.check(_detached(), model_of()), "the weights are in files whose folder is unknown; pass the path of the model")
-    yield BadCall("inputs lack one", lambda: rnn_lower.check(model_of(), model_of(), inputs={}), "the inputs have no array for X; they contain nothing")
+    yield BadCall("inputs lack one", lambda: rnn_lower.check(model_of(), model_of(), inputs={}), "the inputs contain arrays for nothing, but none for X; add the missing arrays")
     yield BadCall("points a float", lambda: rnn_lower.prove(model_of(), model_of(), points=1.5), f"points is 1.5{whole}")
     yield BadCall("prove a number", lambda: rnn_lower.prove(model_of(), 17), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not int")
     yield BadCall("prove weights of nowhere", lambda: rnn_lower.prove(_detached(), model_of()), "the weights are in files whose folder is unknown; pass the path of the model")
@@ -2004,28 +2004,28 @@ def _calls() -> Iterator[BadCall]:
     session = rnn_lower.StreamingSession
     yield BadCall("stream step a text", lambda: stream(free, axis="T", step="1"), f"step is '1'{whole}")
     yield BadCall("stream over a number", lambda: stream(free, axis=5), "axis is 5; it must be a string")
-    yield BadCall("session of a list", lambda: anyhow.StreamingSession(free, states=[]), "states is []; it must map input names to output names")
+    yield BadCall("session of a list", lambda: anyhow.StreamingSession(free, states=[]), "the argument 'states' is [], but it must be a dict that maps input names to output names")
     yield BadCall("stream set a list", lambda: stream(free, axis="T", set_inputs=["X"]), "set_inputs is ['X']; it must map input names to values")
-    yield BadCall("session of any model", lambda: session(free), "not a streaming model; create one with rnn-lower stream, or name its states")
-    yield BadCall("session of no states", lambda: session(free, states={"h": "Y_h"}), "states: the model has no input 'h' or no output 'Y_h'")
+    yield BadCall("session of any model", lambda: session(free), "the model is not a streaming model; create a streaming model with rnn-lower stream, or name the states of this model")
+    yield BadCall("session of no states", lambda: session(free, states={"h": "Y_h"}), "the argument 'states' maps 'h' to 'Y_h', but the model has no input 'h' or no output 'Y_h'")
     yield BadCall("chunk of another type", lambda: session(stream(free, axis="T")).run(np.zeros((1, 1, 3))), "the model does not run with this chunk: ")
     yield BadCall("chunk of strides", lambda: session(stream(strided(), axis="T")).run(np.zeros((1, 3, 6), np.float32)), "the number of frames in a chunk must be a multiple of 2")
-    yield BadCall("chunk of nothing", lambda: session(stream(free, axis="T", keep_native=True)).run(np.zeros((0, 1, 3), np.float32)), "the chunk is empty; onnxruntime's native operators need at least one frame")
-    yield BadCall("chunk lacks a state", lambda: session(stream(model_of("GRU", dynamic=True, optional=("initial_h",)), axis="T")).run(np.zeros((1, 1, 3), np.float32)), "the chunk has no value for initial_h")
+    yield BadCall("chunk of nothing", lambda: session(stream(free, axis="T", keep_native=True)).run(np.zeros((0, 1, 3), np.float32)), "the chunk is empty, but onnxruntime's recurrent operators need at least one frame")
+    yield BadCall("chunk lacks a state", lambda: session(stream(model_of("GRU", dynamic=True, optional=("initial_h",)), axis="T")).run(np.zeros((1, 1, 3), np.float32)), "the chunk has no array for initial_h; pass an array for every input")
     yield BadCall("chunk without names", lambda: session(stream(with_a_rate(), axis="T")).run(np.zeros((1, 1, 3), np.float32)), "inputs; pass a dict of arrays with the names X, sr")
     yield BadCall("state of another model", lambda: setattr(session(stream(free, axis="T")), "state", {"h": 1}), "the states of the model are node/h_in, not h")
     yield BadCall("chunk of another batch", lambda: _twice(session(stream(free, axis="T")), 3, 1), "state 'node/h_in' has shape [1, 3, 4], but this chunk needs shape [1, 1, 4]; call reset() to start over")
     yield BadCall("chunk of other names", lambda: session(stream(free, axis="T")).run({"X": np.zeros((1, 1, 3), np.float32), "z": 1}), "the model has no input 'z'; inputs: X, node/h_in")
     yield BadCall("chunk of few axes", lambda: session(stream(free, axis="T")).run(np.zeros(3, np.float32)), "input 'X' has shape [3], which has no axis 1")
-    yield BadCall("chunks of two lengths", lambda: session(stream(two_streams(), axis="T")).run({"x": np.zeros((1, 3, 6), np.float32), "z": np.zeros((1, 1, 6), np.float32)}), "the inputs of a chunk must have the same number of frames, not {'x': 3, 'z': 1}")
+    yield BadCall("chunks of two lengths", lambda: session(stream(two_streams(), axis="T")).run({"x": np.zeros((1, 3, 6), np.float32), "z": np.zeros((1, 1, 6), np.float32)}), "the inputs of a chunk must all have the same number of frames, but they have {'x': 3, 'z': 1}")
     yield BadCall("rows that are none", lambda: _twice(session(stream(free, axis="T")), 3, 3, [5]), "rows [5] of state 'node/h_in': index 5 is out of bounds")
     yield BadCall("rows of no batch", lambda: _twice(session(stream(padded(), axis="T")), (2, 4, 6), (2, 4, 6), [1]), "the batch axis of state 'Pad1/cache_in' is unknown; reset all rows")
-    yield BadCall("rows of what is late", lambda: _twice(session(stream(late(), axis="T")), (2, 4, 6), (2, 4, 6), [1]), "state 'Conv1/held_in' delays all rows by the same number of frames, so individual rows cannot be reset")
+    yield BadCall("rows of what is late", lambda: _twice(session(stream(late(), axis="T")), (2, 4, 6), (2, 4, 6), [1]), "state 'Conv1/held_in' holds delayed frames, and the delay is the same for all batch rows, so individual rows cannot be reset")
     yield BadCall("rows of the caller's", lambda: _restored(session(stream(model_of("GRU", dynamic=True, optional=("initial_h",)), axis="T"))), "the initial value of state 'initial_h' is unknown; reset all rows")
-    yield BadCall("states of one", lambda: stream(free, axis="T", states="one"), "states is 'one'; it must be 'each' or 'packed'")
-    yield BadCall("unstream without states", lambda: rnn_lower.unstream(model_of("GRU"), states={}), "the model has no state to feed back")
+    yield BadCall("states of one", lambda: stream(free, axis="T", states="one"), "the argument 'states' is 'one'; it must be 'each' or 'packed'")
+    yield BadCall("unstream without states", lambda: rnn_lower.unstream(model_of("GRU"), states={}), "the model has no state; declare its states with")
     yield BadCall("check of parts", lambda: _checked(part_of_state()), "input 'first' carries a state, but check cannot determine which output returns it")
-    yield BadCall("session of parts", lambda: session(stream(part_of_state(), axis="T")), "input 'first' carries a state; name the output that returns it (states={\"first\": \"OUTPUT\"})")
+    yield BadCall("session of parts", lambda: session(stream(part_of_state(), axis="T")), "input 'first' is a state; name the output that returns the new state (states={\"first\": \"OUTPUT\"})")
     yield BadCall("state of nothing", lambda: setattr(session(stream(free, axis="T")), "state", None), "the state is of type NoneType; it must map the names of state inputs to arrays")
     yield BadCall("rules with opset", lambda: rnn_lower.rewrite_rules(opset=17), "rewrite rules replace only individual nodes; for opset, dims and as_function, use rnn_lower.lower")
 # fmt: on

@@ -125,7 +125,7 @@ def test_what_is_not_proved_has_to_run_three_steps():
         one.graph.initializer.append(numpy_helper.from_array(ones[:2] * 2, "two"))
     report = check_by_running(model, rnn_lower.lower(model), inputs=feeds)
     assert report.ok, "further inputs are sampled"
-    assert "rows with lengths" in " ".join(report.runs_of_unproved)
+    assert "sequence_lens" in " ".join(report.runs_of_unproved)
 
 
 def constant_lengths() -> onnx.ModelProto:

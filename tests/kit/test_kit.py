@@ -117,7 +117,7 @@ def test_a_target_is_proposed_and_right(kit, tmp_path):
     again = rnn_lower.report_kit(tmp_path / "again", tmp_path / "better")
     assert again.ok
     assert again.failing == again.unexplained == ()
-    assert f"{2 * len(FEATURES)} of {2 * len(FEATURES)} lowered models are right" in again.proposal
+    assert f"{2 * len(FEATURES)} of {2 * len(FEATURES)} lowered models returned the expected outputs" in again.proposal
     for case in FEATURES.values():
         model, feeds = build(case)
         lowered = rnn_lower.lower(model, target=str(proposed))
@@ -202,7 +202,7 @@ def test_a_command_for_each_case(tmp_path, capsys):
     assert cli.main(["kit", "-o", str(kit), "--target", "portable", *(
         word for name in ("plain", "reverse", "clip", "no bias") for word in ("--include", f"RNN {name}")
     )]) == cli.DONE  # fmt: skip
-    assert "8 models for 4 features" in capsys.readouterr().out
+    assert "8 test models for 4 features" in capsys.readouterr().out
     (tmp_path / "run.py").write_text(RUNNER)
     command = f"'{sys.executable}' '{tmp_path}/run.py' {{model}} {{inputs}} {{outputs}}"
     done = cli.main(
@@ -226,7 +226,9 @@ def test_nothing_right_proposes_nothing(tmp_path, capsys):
     assert {case.limit for case in read_manifest(kit).cases} == {0.01}
     command = ["kit-report", str(kit), "--run", "false {model} {outputs}", "-o", str(tmp_path / "t.toml")]
     assert cli.main(command) == cli.DIFFERENT
-    assert "no target was proposed, because no lowered model returned the expected outputs" in capsys.readouterr().out
+    assert (
+        "no target was proposed, because no lowered test model returned the expected outputs" in capsys.readouterr().out
+    )
     assert not (tmp_path / "t.toml").exists()
 
 

@@ -118,7 +118,7 @@ def test_lint_says_which_other_nodes_could_be_mended(tmp_path):
     model, _ = other_nodes()
     path = written(tmp_path, 'avoid = ["Softsign", "Exp"]\nlimits.Elu.types = ["DOUBLE"]\n')
     mends = {finding.op: finding.mend for finding in rnn_lower.lint(model, path).findings}
-    assert mends["Softsign"] == "--legalize-all replaces it"
+    assert mends["Softsign"] == "--legalize-all replaces this node"
     assert mends["Elu"] == ""  # its equation needs Exp
 
 

@@ -101,7 +101,7 @@ def test_raising_without_a_loop_writes_nothing(tmp_path, capsys):
     onnx.save(model, tmp_path / "in.onnx")
     assert cli.main(["raise", str(tmp_path / "in.onnx"), str(tmp_path / "out.onnx")]) == cli.DIFFERENT
     assert not (tmp_path / "out.onnx").exists()
-    assert "nothing was written: the model contains no loop" in capsys.readouterr().out
+    assert "nothing was written: the model contains no loops" in capsys.readouterr().out
 
 
 def test_states_are_listed_by_the_names_of_their_sizes(tmp_path, capsys):
@@ -137,7 +137,7 @@ def test_a_loop_that_only_its_condition_ends(condition):
         }}>
     }}""")
     if "hot" in condition:
-        with pytest.raises(UnsupportedError, match="depends on data"):
+        with pytest.raises(UnsupportedError, match="depends on input values"):
             rnn_lower.lower(model, loops=True)
     else:
         lowered = rnn_lower.lower(model, loops=True)

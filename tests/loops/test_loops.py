@@ -284,8 +284,13 @@ def test_a_loop_without_a_limit_ends_by_its_condition():
 
 
 NAMED = {
-    "a sequence": ("SequenceInsert", helper.make_tensor_sequence_value_info("s", FLOAT, None), 3, "carries a sequence"),
-    "no end": ("Neg", info("s", FLOAT, [2, 3]), 2**62, "the limit allows only"),
+    "a sequence": (
+        "SequenceInsert",
+        helper.make_tensor_sequence_value_info("s", FLOAT, None),
+        3,
+        "an ONNX sequence instead of a tensor",
+    ),
+    "no end": ("Neg", info("s", FLOAT, [2, 3]), 2**62, "more nodes are allowed"),
 }
 
 
@@ -321,8 +326,8 @@ def test_a_changed_unrolled_model_is_not_proved():
 
 
 REFUSED = {
-    "open": ("condition depends on data or on unknown sizes", {}, {}),
-    "many": ("the limit allows only", {"max_nodes": 20}, {"N": 2, "T": 5}),
+    "open": ("condition depends on input values or on unknown sizes", {}, {}),
+    "many": ("more nodes are allowed", {"max_nodes": 20}, {"N": 2, "T": 5}),
 }
 
 
@@ -347,7 +352,7 @@ def test_loops_are_listed(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["loops"][0]["recognized"] == "GRU"
     findings = rnn_lower.lint(keras_gru(), "rknn").findings
     assert [one.mend for one in findings if one.op == "Loop"] == [
-        "rnn-lower raise replaces it with one GRU, which is proved equal"
+        "rnn-lower raise replaces this loop with one GRU node, which is proved equivalent to the loop"
     ]
 
 

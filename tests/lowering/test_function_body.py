@@ -148,7 +148,7 @@ def test_nothing_of_any_model_is_in_it():
         (("GRU", 22, {"opset": 99}), "opset 99 is unknown; the installed onnx supports opsets up to"),
         (("GRU", 14, {"inputs": ("X", "W", "R", "P")}), "GRU has no input 'P'; it has X, W, R, B"),
         (("GRU", 14, {"outputs": ("Y_c",)}), "GRU has no output 'Y_c'; it has Y, Y_h"),
-        (("GRU", 14, {"outputs": ()}), "outputs is empty; choose from the outputs of GRU: Y, Y_h"),
+        (("GRU", 14, {"outputs": ()}), "'outputs' is empty; choose from the outputs of GRU: Y, Y_h"),
         (("GRU", 14, {"dtype": "int32"}), "unknown dtype 'int32'; known dtypes: float, double, float16, bfloat16"),
         (("GRU", 14, {"form": "unroll"}), "form unroll needs a known sequence length; set seq_length"),
         (("GRU", 14, {"form": "spiral"}), "unknown form 'spiral'"),

@@ -104,7 +104,7 @@ def test_the_check_runs_the_kernel_and_a_proof_is_out_of_scope(tmp_path, capsys)
     assert cli.main([*command, "--check"]) == cli.DONE
     assert "0 of 2 replaced nodes proved" in capsys.readouterr().out
     assert cli.main([*command, "--prove"]) == cli.DIFFERENT
-    assert "out of scope: its products are rounded to 8 bits" in capsys.readouterr().out
+    assert "out of scope: the operands of its matrix products are rounded to 8 bits" in capsys.readouterr().out
 
 
 def test_what_is_impossible_is_refused(tmp_path):

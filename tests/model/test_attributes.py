@@ -152,7 +152,7 @@ def _lowered_or_refused(model: onnx.ModelProto) -> None:
 
 @pytest.mark.parametrize(("said", "why"), [
     ({"perm": "text"}, "its attribute 'perm' has type STRING; the operator accepts only INTS"),
-    ({"perm": [1, 2]}, "its attributes do not match its inputs"),
+    ({"perm": [1, 2]}, "the number or the sizes of its inputs do not fit its attributes"),
 ])  # fmt: skip
 def test_a_stream_tells_what_is_wrong_with_an_attribute(said, why):
     model = model_of("Transpose", ["x"], said)

@@ -158,7 +158,7 @@ def test_an_error_leaves_the_model_as_it_was():
     before = ir.to_proto(model).SerializeToString(deterministic=True)
     with pytest.raises(rnn_lower.UnsupportedError):
         rnn_lower.lower(model, as_function=True, form="unroll")
-    with pytest.raises(rnn_lower.UnsupportedError, match="exceeds the limit of 30 nodes by 20"):
+    with pytest.raises(rnn_lower.UnsupportedError, match="would exceed the limit of 30 nodes by 20"):
         rnn_lower.lower(model, as_function=True, max_nodes=30)
     assert ir.to_proto(model).SerializeToString(deterministic=True) == before
 
@@ -203,12 +203,12 @@ def test_targets(target):
     if target in RUN_BY:
         close(run_onnxruntime(rnn_lower.lower(model, target=target, as_function=True), feeds), expected(case))
     else:
-        with pytest.raises(rnn_lower.RnnLowerError, match="is not known to run function calls"):
+        with pytest.raises(rnn_lower.RnnLowerError, match=r"no test shows that target .* runs function calls"):
             rnn_lower.lower(model, target=target, as_function=True)
 
 
 def test_what_it_is_not_for():
-    with pytest.raises(rnn_lower.RnnLowerError, match="stream does not support as_function"):
+    with pytest.raises(rnn_lower.RnnLowerError, match="without as_function"):
         rnn_lower.stream(ROOT / "models" / "torch_denoiser.onnx", as_function=True)
     with pytest.raises(rnn_lower.RnnLowerError, match="for opset, dims and as_function, use rnn_lower"):
         rnn_lower.rewrite_rules(as_function=True)

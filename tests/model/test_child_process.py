@@ -177,9 +177,9 @@ def test_a_runtime_that_dies_is_one_line(command, tmp_path, monkeypatch, capsys)
     assert cli.main([command, *given]) == cli.BAD
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(
-        f"rnn-lower: error: {path}: the process that ran this model or the lowered model on onnxruntime "
+        f"rnn-lower: error: {path}: the process that ran the original or the lowered model on onnxruntime "
     )
-    assert "died (SIGABRT)" in line
+    assert "crashed (SIGABRT)" in line
     assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == before
 
 

@@ -264,7 +264,7 @@ def test_a_hub_cache_with_symbolic_sizes_is_checked_on_onnxruntime(tmp_path, cap
         model.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = name
     source.resolve().write_bytes(model.SerializeToString())
     assert cli.main(["lower", str(source), "-o", str(tmp_path / "out.onnx"), "--check", "-v"]) == 0
-    assert "the original on onnxruntime" in capsys.readouterr().out
+    assert "the original model on onnxruntime" in capsys.readouterr().out
 
 
 def test_hard_links_are_read(tmp_path):

@@ -156,7 +156,9 @@ def test_folding_that_ends_the_process(monkeypatch):
     monkeypatch.setattr(child_process, "may_fork", lambda: True)
     monkeypatch.setattr(fold._optimizer(), "fold_constants", fold_constants)
     model, _ = build(Case("LSTM", 14, T=5))
-    with pytest.raises(rnn_lower.RnnLowerError, match=r"the process that folds constants died \(SIGABRT\); drop fold"):
+    with pytest.raises(
+        rnn_lower.RnnLowerError, match=r"the process that folds constants crashed \(SIGABRT\); drop fold"
+    ):
         rnn_lower.lower(model, fold=True)
 
 

@@ -209,7 +209,7 @@ def test_two_element_types(op):
         helper.make_node("Concat", ["first", "second"], ["Y"], axis=-1),
     ]
     original = model_of(op, function, nodes, 17)
-    with pytest.raises(UnsupportedError, match=r"of the types DOUBLE and FLOAT.*pass fold to inline"):
+    with pytest.raises(UnsupportedError, match=r"of different types \(DOUBLE and FLOAT\).*pass fold to inline"):
         rnn_lower.lower(original)
     folded = rnn_lower.lower(original, fold=True)
     assert not remaining(folded)

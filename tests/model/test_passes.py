@@ -37,7 +37,7 @@ def test_a_conversion_that_fails_late_leaves_the_model_as_it_was():
     graph = ir.from_proto(two_nodes(Case("LSTM", 14, layout=1)))
     before = ir.to_proto(graph).SerializeToString(deterministic=True)
     for lower in (rnn_lower.lower, lambda model, **options: rnn_lower.LowerRecurrentPass(**options)(model)):
-        with pytest.raises(rnn_lower.UnsupportedError, match="'other' in main graph has the attribute layout"):
+        with pytest.raises(rnn_lower.UnsupportedError, match="'other' in main graph has the attribute 'layout'"):
             lower(graph, opset=13, select=lambda node: node.name != "other")
         assert ir.to_proto(graph).SerializeToString(deterministic=True) == before
     assert rnn_lower.lower(graph, opset=13) is graph

@@ -35,7 +35,8 @@ def test_an_input_that_is_an_output_too(claimed, options):
     assert lowered.graph.output[-1] == model.graph.output[-1]
     assert rnn_lower.check(model, lowered).ok
     with pytest.raises(
-        rnn_lower.UnsupportedError, match="form unroll needs a known sequence length, but this one is 'T'"
+        rnn_lower.UnsupportedError,
+        match="form unroll needs a known sequence length, but the sequence length of this node is 'T'",
     ):
         rnn_lower.lower(model, form="unroll")
     assert rnn_lower.lower(model, form="unroll", dims={"T": 7}).graph.input[0].type.tensor_type.shape.dim[0].dim_value

@@ -355,7 +355,7 @@ def test_a_difference_is_located_in_its_node_step_and_gate():
     report = rnn_lower.check(model, lowered)
     assert not report.ok
     assert len(report.located) == 1
-    assert report.located[0].startswith("node: 'Y' differs first at step 0 of the forward direction, gate f,")
+    assert report.located[0].startswith("node: 'Y' first differs in gate f at step 0 of the forward direction,")
 
 
 def test_nothing_is_located_where_models_agree_or_were_never_lowered():

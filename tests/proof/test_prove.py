@@ -153,7 +153,7 @@ def test_one_unit_in_one_bias_is_found_in_its_gate(place):
     assert node.verdict == "not equal"
     assert not node.ok
     assert (
-        f"'Y' differs first at step 0 of the forward direction, gate {'iofc'[place // 3]}, with seq_length 4"
+        f"'Y' first differs in gate {'iofc'[place // 3]} at step 0 of the forward direction, with seq_length 4"
         in node.reason
     )
 
@@ -164,7 +164,7 @@ def test_the_reverse_direction_parts_at_its_first_step(form):
     lowered = rnn_lower.lower(model, form=form)
     change(lowered, "reverse R_zr", 0)
     (node,) = rnn_lower.prove(model, lowered).nodes
-    assert "at step 2 of the backward direction, gate z" in node.reason  # at step 3 there is no state yet
+    assert "gate z at step 2 of the backward direction" in node.reason  # at step 3 there is no state yet
 
 
 def test_a_step_that_is_taken_from_another_row_is_put_together_otherwise():
@@ -172,7 +172,10 @@ def test_a_step_that_is_taken_from_another_row_is_put_together_otherwise():
     lowered = rnn_lower.lower(model, form="unroll")
     rows = emitted(lowered, "Concat")
     rows.input[0], rows.input[1] = rows.input[1], rows.input[0]
-    assert "contains the correct steps, but in the wrong order" in rnn_lower.prove(model, lowered).nodes[0].reason
+    assert (
+        "has the correct values, but its steps are in the wrong order"
+        in rnn_lower.prove(model, lowered).nodes[0].reason
+    )
 
 
 def test_something_else_has_changed():
@@ -317,7 +320,7 @@ def test_a_very_long_sequence_is_out_of_scope():
     (node,) = proof(Case("RNN", T=20_000, N=1, I=1, H=1)).nodes
     assert (node.verdict, node.reason) == (
         "out of scope",
-        "the sequence has 20000 steps; the limit of the proof is 10000",
+        "the sequence has 20000 steps, but the proof supports at most 10000",
     )
 
 
@@ -349,7 +352,7 @@ def test_a_scan_of_no_steps_is_told():
     lowered = rnn_lower.lower(model, form="scan", target="onnx-reference")
     (node,) = rnn_lower.prove(model, lowered).nodes
     assert node.ok
-    assert "a Scan without steps is not compared" in node.reason
+    assert "the proof does not cover a Scan over an empty sequence" in node.reason
 
 
 def test_bad_nodes_are_refused():

@@ -51,7 +51,7 @@ def test_types(form):
 @pytest.mark.parametrize("opset", [12, 17, 20])
 def test_sixteen_bits_need_an_opset(opset):
     lowered = rnn_lower.lower(recurrent("LSTM", H=16, I=4, opset=opset))
-    with pytest.raises(rnn_lower.UnsupportedError, match="cell='uint16' needs opset 21; lower with opset=21"):
+    with pytest.raises(rnn_lower.UnsupportedError, match="cell='uint16' needs opset 21; lower the model with opset=21"):
         rnn_lower.quantize(lowered, samples(lowered))
     for cell in ("uint8", None):
         quantized = rnn_lower.quantize(lowered, samples(lowered), cell=cell)

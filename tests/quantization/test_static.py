@@ -143,7 +143,7 @@ def test_reader(tmp_path):
 @pytest.mark.parametrize("form", ["scan", "loop"])
 def test_bodies_are_out_of_reach(form):
     lowered = rnn_lower.lower(recurrent("GRU", H=4, T=3), form=form)
-    with pytest.raises(rnn_lower.UnsupportedError, match="lower with form='unroll', or use"):
+    with pytest.raises(rnn_lower.UnsupportedError, match="lower the model with form='unroll', or use"):
         rnn_lower.quantization_overrides(lowered)
 
 

@@ -73,7 +73,7 @@ def test_padding_behind(seed):
     padded_behind(s)
     with pytest.raises(
         rnn_lower.UnsupportedError,
-        match=r"Pad 'Pad1' in main graph cannot run chunk by chunk: .*pads \d after the end.*delay",
+        match=r"Pad 'Pad1' in main graph cannot run chunk by chunk: .*future frames?.*after the end.*delay",
     ):
         rnn_lower.stream(s.model(), axis="T")
     same_at_random_borders(padded_behind, seed, s.ahead, delay=True)
@@ -85,7 +85,7 @@ def test_windows_of_a_padded_stream_that_look_ahead(seed):
     s = Stack(np.random.default_rng([7, seed]))
     windows_ahead(s)
     model = s.model()
-    with pytest.raises(rnn_lower.UnsupportedError, match=r"it pads \d after the end of the stream; delay"):
+    with pytest.raises(rnn_lower.UnsupportedError, match=r"it needs \d future frames?, because .*; delay"):
         rnn_lower.stream(model, axis="T")
     same_at_random_borders(windows_ahead, seed, s.ahead, delay=True)
     for step in (1, 4):
@@ -102,7 +102,7 @@ def test_windows_that_are_late(seed):
     if s.cut:
         with pytest.raises(
             rnn_lower.UnsupportedError,
-            match=r"Pad 'Pad\d' in main graph cannot run chunk by chunk: .*pads \d after the end",
+            match=r"Pad 'Pad\d' in main graph cannot run chunk by chunk: .*future frames?.*after the end",
         ):
             rnn_lower.stream(model, axis="T")
     same_at_random_borders(late_windows, seed, s.ahead, **({"delay": True} if s.cut else {}))
@@ -146,7 +146,7 @@ def test_fewer_frames_are_repeated_to_as_many(scale, late):
     if late:
         with pytest.raises(
             rnn_lower.UnsupportedError,
-            match=r"Resize 'Resize3' in main graph cannot run chunk by chunk: .*fix the chunk length",
+            match=r"Resize 'Resize3' in main graph cannot run chunk by chunk: .*set a fixed chunk length",
         ):
             rnn_lower.stream(model, axis="T", delay=True)
     else:
@@ -266,7 +266,7 @@ def test_windows_that_an_export_has_fixed(layout, opset):
           **({} if opset > 12 else {"axes": [layout.index(1) + 1]}))  # fmt: skip
     model, x = s.model(), s.rng.uniform(-1, 1, (2, 12, 6)).astype(np.float32)
     if opset < 11:
-        with pytest.raises(rnn_lower.UnsupportedError, match=r"Gather 'Gather1' .*needs opset 11 or newer, or step"):
+        with pytest.raises(rnn_lower.UnsupportedError, match=r"Gather 'Gather1' .*needs opset 11 or newer, .*step"):
             rnn_lower.stream(model, axis="x[1]", dims={"T": 12})
     for step in (None, 2) if opset > 10 else (2,):
         streaming = rnn_lower.stream(model, axis="x[1]", dims={"T": 12}, step=step)
@@ -423,7 +423,7 @@ def test_a_length_of_several_inputs_that_an_export_has_fixed():
     made = rnn_lower.stream(model, axis="x[1],z[0]", dims={"T": 12})
     assert rnn_lower.StreamingSession(made).plan.inputs == {"x": 1, "z": 0}
     assert rnn_lower.prove_streaming(model, made)
-    with pytest.raises(rnn_lower.RnnLowerError, match="must all have the same fixed size"):
+    with pytest.raises(rnn_lower.RnnLowerError, match="must have the same fixed size"):
         rnn_lower.stream(model, axis="x[1],z[2]", dims={"T": 12})
 
 

@@ -95,7 +95,7 @@ def test_windows_without_padding(layers, frames):
 )
 def test_padding_behind_has_to_be_asked_for(layers, frames):
     model = stack(*layers)
-    with pytest.raises(rnn_lower.UnsupportedError, match=r"looks ahead by . frames?, because .* or delay the outputs"):
+    with pytest.raises(rnn_lower.UnsupportedError, match=r"needs . future frames?, because .* to delay the outputs"):
         rnn_lower.stream(model, axis="T")
     found = compared(stack(*layers), delay=True)
     assert found == frames or (frames is None and found[0] > found[1] > found[0] - found[2] - 1)

@@ -30,4 +30,4 @@ def test_there_are_many():
 def test_the_look_ahead_is_told(tmp_path, capsys):
     (tmp_path / "in.onnx").write_bytes(model_of("symmetric conv")[0].SerializeToString())
     cli.main(["stream", str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--time", "T"])
-    assert "looks ahead by 1 frame, because" in capsys.readouterr().err
+    assert "needs 1 future frame, because" in capsys.readouterr().err

@@ -145,7 +145,7 @@ def test_inputs_of_different_lengths_are_not_broadcast():
 
 
 @pytest.mark.parametrize(("chunk", "told"), [
-    ({}, "the chunk has no value for x"),
+    ({}, "the chunk has no array for x; pass an array for every input"),
     ({"x": np.zeros((1, 2, 16), np.float32), "z": 1}, "the model has no input 'z'; inputs: x, "),
     (np.zeros(16, np.float32), r"input 'x' has shape \[16\], which has no axis 1"),
     (None, r"input 'x' has shape \[\], which has no axis"),
@@ -193,7 +193,7 @@ def test_a_state_outside_is_not_taken_for_all_there_is(shared):
     path = shared / "models" / "gtcrn_stream.onnx"
     with pytest.raises(
         rnn_lower.UnsupportedError,
-        match=r"if only recurrent nodes need state, which is already an input, lower the model",
+        match=r"if only the recurrent nodes need state, and the model already has this state as inputs, lower the model",
     ):
         rnn_lower.stream(path)
     states = {name: f"{name}_out" for name in ("conv_cache", "tra_cache", "inter_cache")}

@@ -72,7 +72,7 @@ def test_is_refused(options, words):
 
 
 def test_states_that_grow_are_not_packed():
-    with pytest.raises(rnn_lower.UnsupportedError, match="changes its size, so it cannot be packed"):
+    with pytest.raises(rnn_lower.UnsupportedError, match="changes from chunk to chunk, so the state cannot be packed"):
         rnn_lower.stream(stack_of(late_conv, lstm), axis="T", delay=True, states="packed")
 
 

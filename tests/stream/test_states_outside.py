@@ -137,4 +137,4 @@ def test_a_check_of_no_chunks_fails():
     wrong = dataclasses.replace(made, streamed=dataclasses.replace(made.streamed, plan=alone))
     report = api.check_streaming(wrong, made.document.proto, runs=1)
     assert not report
-    assert "no state was carried from chunk to chunk" in report.verdict
+    assert "no run carried a state from one chunk to the next" in report.verdict

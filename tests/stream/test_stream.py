@@ -87,7 +87,7 @@ def test_lengths_that_serve_something_else_too(used):
         model.graph.node.append(helper.make_node("Neg", [source], ["less"], name="negative"))
     elem = TensorProto.INT32 if used == "itself" else TensorProto.FLOAT
     model.graph.output.append(helper.make_tensor_value_info("wide" if used == "output" else "less", elem, ["N"]))
-    with pytest.raises(rnn_lower.UnsupportedError, match="with the remaining steps, so"):
+    with pytest.raises(rnn_lower.UnsupportedError, match="with the number of remaining steps, so"):
         rnn_lower.stream(model, axis="T")
 
 
@@ -118,7 +118,7 @@ def test_a_state_of_the_callers_stays_one(caplog):
     model, feeds = build(Case("GRU", dynamic=True, optional=("initial_h",)))
     caplog.set_level("INFO", "rnn_lower")
     made = rnn_lower.stream(model, axis="T")
-    assert "its state is already an input, 'initial_h', which stays as it is" in caplog.text
+    assert "its state is already an input of the model, 'initial_h', and stays an input" in caplog.text
     assert [value.name for value in made.graph.input] == ["X", "initial_h"]
     close(list(in_chunks(made, feeds, [2, 1, 2]).values()), run_onnxruntime(model, feeds))
 
@@ -174,7 +174,7 @@ def test_parts_of_a_state_are_handed_on():
     assert [state.output for state in rnn_lower.StreamingSession(made).plan.states] == ["n"]
     model.graph.node.append(helper.make_node("Identity", ["n"], ["again"]))
     model.graph.output.append(helper.make_tensor_value_info("again", 1, None))
-    with pytest.raises(rnn_lower.RnnLowerError, match=r"input 'h' carries a state.*\(states=\{\"h\": \"OUTPUT\"\}\)"):
+    with pytest.raises(rnn_lower.RnnLowerError, match=r"input 'h' is a state.*\(states=\{\"h\": \"OUTPUT\"\}\)"):
         rnn_lower.StreamingSession(rnn_lower.stream(model, axis="T"))
 
 
@@ -182,7 +182,7 @@ def test_a_state_that_is_computed_from_an_input_is_refused():
     """It would begin anew with every chunk."""
     with pytest.raises(
         rnn_lower.UnsupportedError,
-        match=r"GRU 'second' in main graph: .* and the model does not return its final state unchanged",
+        match=r"GRU 'second' in main graph: .* and the model does not return the final state of the node unchanged",
     ):
         rnn_lower.stream(stacked(computed=True)[0], axis="T")
 
@@ -191,7 +191,7 @@ def test_one_input_for_both_states():
     model, _ = build(Case("LSTM", dynamic=True, optional=("initial_h", "initial_c")))
     model.graph.node[0].input[6] = "initial_h"
     del model.graph.input[2]
-    with pytest.raises(rnn_lower.UnsupportedError, match="other nodes or outputs also use its initial state"):
+    with pytest.raises(rnn_lower.UnsupportedError, match="is also read by other nodes or returned as an output"):
         rnn_lower.stream(model, axis="T")
 
 
@@ -301,7 +301,7 @@ def test_a_first_state_that_depends_on_how_many_rows_there_are():
     frames = s.add("Transpose", "x", perm=[1, 0, 2])
     s.add("GRU", frames, s.weight(1, 18, 6), s.weight(1, 18, 6), "", "", first, hidden_size=6)
     s.add("Squeeze", s.value, s.ints(1))
-    with pytest.raises(rnn_lower.UnsupportedError, match="its initial state is not the same for every row"):
+    with pytest.raises(rnn_lower.UnsupportedError, match="its initial state differs between the rows of the batch"):
         rnn_lower.stream(s.model(), axis="T")
 
 
@@ -368,6 +368,6 @@ def test_strides_ask_for_multiples():
         session.run(np.zeros((1, 3, 6), np.float32))
     with pytest.raises(
         rnn_lower.UnsupportedError,
-        match="step=3: the model has strides over time, so a chunk must have a multiple of 2",
+        match=r"step=3: operators of the model have strides along the time axis, .* a multiple of 2",
     ):
         rnn_lower.stream(model, axis="T", step=3)

@@ -66,8 +66,8 @@ def test_chunks_and_borders_are_told(tmp_path, capsys):
     command = ["stream", str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--time", "T"]
     assert cli.main([*command, "--check", "--prove"]) == 0
     told = capsys.readouterr().out
-    assert "3 runs in " in told
-    assert "proved: 1 output and 2 states in " in told
+    assert "3 runs, divided into " in told
+    assert "proved: 1 output and 2 states, compared over " in told
     assert told.count(" chunk boundaries") == 2
 
 

@@ -103,11 +103,11 @@ def test_runs_of_one_step(tmp_path, capsys):
     ("model", "options", "words"),
     [
         (lambda: stack_of(lstm), {}, "not a streaming model"),
-        (lambda: stack_of(lstm), {"states": {}}, "no state to feed back"),
+        (lambda: stack_of(lstm), {"states": {}}, "the model has no state; declare"),
         (
             lambda: rnn_lower.stream(stack_of(lstm), axis="T"),
             {"axis": "x[1]"},
-            "the model's metadata already names the axes of the frames",
+            "the metadata of the model already contains the time axes",
         ),
         (policy, {"states": {"h": "nothing"}}, "the model has no input 'h' or no output 'nothing'"),
     ],

@@ -84,8 +84,8 @@ def read_manifest(folder: Path) -> Manifest:
         if text["schema"] != SCHEMA:
             schema = text["schema"]
             raise RnnLowerError(
-                f"{path}: the kit has schema {schema}, but this version of rnn_lower reads schema {SCHEMA};"
-                " write the kit again"
+                f"{path}: the manifest has schema version {schema}, but this version of rnn_lower "
+                f"supports only version {SCHEMA}; write the kit again (rnn-lower kit)"
             )
         return Manifest(
             str(text["target"]), str(text["made_by"]), tuple(map(_case, text["cases"])),
@@ -97,7 +97,9 @@ def read_manifest(folder: Path) -> Manifest:
     except untrusted.UNSOUND as error:
         if isinstance(error, RnnLowerError):
             raise
-        raise RnnLowerError(f"{path}: not a valid kit manifest; write the kit again") from None
+        raise RnnLowerError(
+            f"{path}: not a valid manifest of a test kit; write the kit again (rnn-lower kit)"
+        ) from None
 
 
 def _case(row: Mapping[str, Any]) -> KitCase:
@@ -118,5 +120,8 @@ def _tensor(row: Mapping[str, Any]) -> Tensor:
 def _inside(path: Any) -> str:
     """Return a path of the manifest. Raises RnnLowerError if it leaves the kit's folder."""
     if not isinstance(path, str) or "\\" in path or path.startswith("/") or ".." in path.split("/") or ":" in path:
-        raise RnnLowerError(f"the manifest refers to {path!r}, which is outside the kit; write the kit again")
+        raise RnnLowerError(
+            f"the manifest of the kit refers to {path!r}, which is outside the folder of the kit; "
+            "write the kit again (rnn-lower kit)"
+        )
     return path

@@ -69,7 +69,10 @@ def count_outcomes(outcomes: Iterable[Outcome]) -> str:
     """Return the number of each outcome, as text."""
     states = [state for state, _ in outcomes]
     errors = states.count(ERROR)
-    text = f"{states.count(RIGHT)} right, {states.count(WRONG)} silently wrong, {errors} error{'s' * (errors != 1)}"
+    text = (
+        f"{states.count(RIGHT)} correct, {states.count(WRONG)} wrong without an error, {errors} "
+        f"error{'s' * (errors != 1)}"
+    )
     return f"{text}, {states.count(REFUSED)} refused" if REFUSED in states else text
 
 
@@ -123,9 +126,12 @@ def _propose(
     tried = [state for state in tried if state != REFUSED]
     proposed = {key: value for key, value in keys.items() if key not in ("versions", "slow", "fused", "takes", "avoid")}
     proposed |= {
-        "summary": f"proposed from the results of a kit for {manifest.target}: {', '.join(forms)}",
+        "summary": f"proposed from the test results of {manifest.target}: {', '.join(forms)}",
         "status": "measured",
-        "source": f"kit of {manifest.made_by}: {tried.count(RIGHT)} of {len(tried)} lowered models are right",
+        "source": (
+            f"test kit written by {manifest.made_by}: {tried.count(RIGHT)} of {len(tried)} lowered "
+            "models returned the expected outputs"
+        ),
         "forms": forms,
         "static_batch": True,
     }
@@ -144,7 +150,8 @@ def _propose(
 def _remarks(unexplained: tuple[tuple[str, str], ...]) -> Iterator[str]:
     yield "# Tested only with known sizes, in float32 and at one opset.\n"
     for feature, form in unexplained:
-        yield f"# {feature} ({form}) failed, although each of its operators also occurs in a correct model.\n"
+        text = f"The models of {feature} ({form}) failed"
+        yield f"# {text}, although each of their operators also occurs in a correct model.\n"
 
 
 def fused_tables(rows: Mapping[str, Outcome]) -> dict[str, dict[str, list[str]]]:

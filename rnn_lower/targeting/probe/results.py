@@ -49,7 +49,7 @@ def read_results(folder: Path, manifest: Manifest, results: Path) -> dict[str, O
         example = manifest.cases[0]
         names = f"{example.outputs[0].name}.npy"
         text = f"{results / example.case / names} or {results / example.case}.npz"
-        raise RnnLowerError(f"{results}: no results found; the outputs of each case are expected as {text}")
+        raise RnnLowerError(f"{results}: no results found; store the outputs of each test model as {text}")
     return {case.case: _judged(folder, case, results) for case in manifest.cases}
 
 
@@ -82,7 +82,9 @@ def _words(command: str) -> list[str]:
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise RnnLowerError(f"--run {command}: {str(error).lower()}; quote its words as in a shell") from None
+        raise RnnLowerError(
+            f"--run {command}: {str(error).lower()}; quote the words of the command as in a shell"
+        ) from None
     for placeholder in ("{model}", "{outputs}"):
         if not any(placeholder in word for word in words):
             raise RnnLowerError(
@@ -101,7 +103,7 @@ def _run(words: list[str], folder: Path, case: KitCase, results: Path, seconds: 
     try:
         outputs.mkdir(parents=True)
     except OSError as error:
-        why = f"{error.strerror or error}; name a new or empty folder for --results"
+        why = f"{error.strerror or error}; choose a new or empty folder for --results"
         raise RnnLowerError(f"{outputs}: cannot be written: {why}") from None
     with tempfile.TemporaryFile() as text:
         try:

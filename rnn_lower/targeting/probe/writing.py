@@ -61,7 +61,7 @@ def write(folder: Path, target: Target, only: Sequence[str] = (), limit: float =
         raise RnnLowerError(f"--limit is {limit:g}; it must be more than 0")
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise RnnLowerError(f"{folder}: already exists and is not empty; name a new or empty folder")
+            raise RnnLowerError(f"{folder}: already exists and is not empty; choose a new or empty folder")
         staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:
             manifest = _write_all(staging, target, chosen, limit)
@@ -92,7 +92,9 @@ def _write_all(root: Path, target: Target, chosen: Sequence[str], limit: float) 
     for feature in chosen:
         case = suited(FEATURES[feature], target)
         if case is None:
-            refused.append(Refused(feature, FUSED, f"no opset that target {target.name} supports has this feature"))
+            refused.append(
+                Refused(feature, FUSED, f"this feature does not exist at any opset that target {target.name} supports")
+            )
             continue
         for written in _of_feature(root, feature, case, target, limit):
             (cases if isinstance(written, KitCase) else refused).append(written)  # type: ignore[arg-type]
