@@ -16,9 +16,8 @@ from rnn_lower.proving.operators import OutOfScopeError, WrongError
 from rnn_lower.transforms.evaluate import evaluate_node
 from rnn_lower.transforms.strip_weights import UNSEEN
 
-ARITHMETIC = ("Add", "Div", "Exp", "Log", "Mul", "Neg", "Reciprocal", "Sub")
 MOST_FOLDED = 1 << 20
-"""Operators that may compute NaN or an infinity from constants, and the largest constant for which this is checked."""
+"""The most elements of a constant of floats that is evaluated to find integers."""
 
 
 class Program(Graph):
@@ -59,7 +58,7 @@ class Program(Graph):
         types.follow(nodes)
         for value in wanted:
             types.expect(value, dtype)
-        self._check_constants()
+        self._find_compared()
 
     def _producer(self, value: ir.Value) -> ir.Node | None:
         """Return the emitted node that computes a value, or None for inputs and constants."""
@@ -112,11 +111,8 @@ class Program(Graph):
         for node in body:
             self._check(node, inside)
 
-    def _check_constants(self) -> None:
-        """Find the largest integer constant that is compared, also if emitted nodes compute it.
-
-        Raises WrongError if finite constants produce NaN or an infinity, which no field element represents.
-        """
+    def _find_compared(self) -> None:
+        """Find the largest integer constant that is compared, also if emitted nodes compute it."""
         known: dict[ir.Value | None, np.ndarray] = {}
         for node in self.all_nodes:
             self._collect_compared(node, known)
@@ -130,8 +126,6 @@ class Program(Graph):
             except Exception:  # an invalid node, which the run reports
                 continue
             known.update(zip((output for output in node.outputs if output.name), results, strict=True))
-            if node.op_type in ARITHMETIC and all(map(_is_finite, operands)) and not all(map(_is_finite, results)):
-                raise WrongError(f"{node.op_type} '{node.name}' computes NaN or infinity from finite constants")
 
     def _collect_compared(self, node: ir.Node, known: Mapping[ir.Value | None, np.ndarray]) -> None:
         """Update the largest compared integer: an operand of COMPARE, or the number of rows of a table of integers."""
@@ -142,10 +136,6 @@ class Program(Graph):
         table = known_tensor(node.inputs[0]) if node.op_type == "Gather" and _is_integer(node.inputs[0]) else None
         if table is not None and not (node.inputs[1] in known or _is_folded(node.inputs[1])):
             self.largest_compared = max(self.largest_compared, *table.shape.numpy()[:1])
-
-
-def _is_finite(array: np.ndarray | None) -> bool:
-    return array is None or bool(np.isfinite(array.astype(np.float64)).all())
 
 
 def _is_integer(value: ir.Value | None) -> bool:

@@ -180,8 +180,7 @@ class _Comparison:
                 f"{left[0].op_type} '{left[0].name}' had the same outcome in all trials, so the other "
                 "outcome is untested"
             )
-        found = [self._differ_in_floats(draw) for draw in range(2)]
-        return found[0] if all(found) else ""
+        return self._differ_in_floats(0) and self._differ_in_floats(1)  # the second chance is for operators that jump
 
     def _differ_in_floats(self, draw: int) -> str:
         """The difference of both models in floats, or "" if there is none or onnx's evaluator cannot run them."""
@@ -196,7 +195,7 @@ class _Comparison:
         except Exception:  # the evaluator raises exceptions of any type
             return ""
         for value, a, b in zip(self.models[0].graph.outputs, old, new, strict=True):
-            if a.dtype.kind not in "iub" and (text := float_run.difference(b, a, a)):
+            if a.dtype.kind in "fV" and (text := float_run.difference(b, a, a)):
                 return f"output '{value.name}' {text} in floating-point arithmetic"
         return ""
 
