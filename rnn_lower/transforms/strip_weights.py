@@ -91,10 +91,7 @@ def without_annotations(proto: onnx.ModelProto, hints: Shapes | None = None) -> 
         for node in filter(is_quantized, holder.node):
             node.op_type, node.domain = "LSTM", ""  # whose sizes inference knows; it reads X and hidden_size
             del node.input[8:]
-    for root in (copy, *copy.functions):
-        if (opset_of(root) or 14) < 14:
-            for holder in protobuf.graphs_in(copy.graph if root is copy else root):
-                _without_layout(holder)
+    _replace_layouts(copy)
     outputs = {info.name: info for info in copy.graph.output}
     for name, (dtype, shape) in (hints or {}).items():
         text = onnx.helper.make_tensor_value_info(name, types.get(name) or dtype, shape)
@@ -102,8 +99,16 @@ def without_annotations(proto: onnx.ModelProto, hints: Shapes | None = None) -> 
     return copy
 
 
+def _replace_layouts(model: onnx.ModelProto) -> None:
+    """Replace layouts below opset 14, where inference ignores them."""
+    for root in (model, *model.functions):
+        if (opset_of(root) or 14) < 14:
+            for holder in protobuf.graphs_in(model.graph if root is model else root):
+                _without_layout(holder)
+
+
 def _without_layout(holder: protobuf.Holder) -> None:
-    """Transpose X and the outputs of recurrent nodes instead of a layout, which inference ignores below opset 14."""
+    """Transpose X and the outputs of recurrent nodes instead of a layout."""
     if not any(map(_has_layout, holder.node)):
         return
     new: list[onnx.NodeProto] = []
@@ -159,7 +164,10 @@ def misdeclared(proto: onnx.ModelProto) -> str:
 
 
 def _strict_inference(proto: onnx.ModelProto) -> bytes:
-    content = proto.SerializeToString()
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    _replace_layouts(copy)
+    content = copy.SerializeToString()
     return onnx.shape_inference.infer_shapes(content, check_type=True, strict_mode=True) and b""
 
 

@@ -188,6 +188,14 @@ def test_batch_first_functions_below_opset_14(op, form):
     assert rnn_lower.prove(model, lowered).ok
 
 
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+@pytest.mark.parametrize("place", ["main", "if", "loop"])
+def test_folded_batch_first_models_below_opset_14(op, place):
+    """onnx's strict inference ignores the layout there, and contradicts what the model declares."""
+    model, _ = build(Case(op, 14, T=4, N=3, layout=1, outputs=("Y", "Y_h"), place=place))
+    assert rnn_lower.prove(model, rnn_lower.lower(model, fold=True, opset=11)).ok
+
+
 def in_a_loop(case: Case) -> onnx.ModelProto:
     """The node with constant states in a Loop of two steps, of which the first result is the output."""
     model, feeds = build(case)
