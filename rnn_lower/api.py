@@ -62,7 +62,7 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
         {"x": (4, 100, 16)}. They are fixed before lowering.
     fold: first fold the constants of the whole model (with onnxscript), and inline functions that depend on the call
         site (with onnx_ir). This is automatic if the target needs static sizes and the model computes sizes.
-    keep_native: keep the nodes that the target was measured to run correctly, and at least as fast as lowered nodes.
+    keep_native: keep the nodes that, in tests, the target computed correctly, and at least as fast as lowered nodes.
     as_function: replace each lowered node with a call of a model-local function that has its weights as inputs. Nodes
         with the same sizes and attributes call the same function. The IR version of an older model becomes 8.
     loops: also unroll Loop and Scan nodes of the original model. A loop with an unknown number of steps raises
