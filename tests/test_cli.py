@@ -287,7 +287,7 @@ def test_attribute_of_a_function(tmp_path):
     attribute.ClearField("i")
     attribute.ref_attr_name = "size"
     model.functions[0].attribute.append("size")
-    with pytest.raises(rnn_lower.UnsupportedError, match="lower with fold, which inlines the function"):
+    with pytest.raises(rnn_lower.UnsupportedError, match="lower the model with fold, which inlines the function"):
         rnn_lower.lower(model)
 
 

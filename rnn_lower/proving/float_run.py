@@ -7,7 +7,7 @@ has excluded all other differences, and grows with the difference between the eq
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -32,23 +32,29 @@ FLOAT32 = dataclasses.replace(
 )
 
 
-def run(program: Program, inputs: Mapping[ir.Value, Array]) -> list[Array]:
-    """The wanted values of a program, computed by onnx's evaluator. Raises its errors.
+Run = Callable[[Mapping[ir.Value, Array]], list[Array]]
 
-    inputs: the values that are only known at run time, in their element types.
+
+def runner(program: Program, inputs: Collection[ir.Value]) -> Run:
+    """Compute the wanted values of a program, by onnx's evaluator, whose errors are raised here or later.
+
+    inputs: the values that are only known at run time; the runner expects them in their element types.
     """
-    feeds = {str(value.name): array for value, array in inputs.items()}
-    made = {value for node in program.nodes for value in node.outputs}
-    for value in (*program.wanted, *(value for node in program.nodes for value in read_by(node))):
-        array = None if value in made or value in inputs else constant(value)
-        if array is not None:
-            feeds[str(value.name)] = array
-    ends = ([onnx.ValueInfoProto(name=name) for name in names] for names in (feeds, [v.name for v in program.wanted]))
+    made = {*inputs, *(value for node in program.nodes for value in node.outputs)}
+    read = {*program.wanted, *(value for node in program.nodes for value in read_by(node))} - made
+    constants = {str(value.name): array for value in read if (array := constant(value)) is not None}
+    names = [str(value.name) for value in inputs], [str(value.name) for value in program.wanted]
+    ends = ([onnx.ValueInfoProto(name=name) for name in each] for each in ((*names[0], *constants), names[1]))
     graph = onnx.helper.make_graph(list(map(_message, program.nodes)), "emitted", *ends)
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", program.opset)])
-    with np.errstate(all="ignore"):
-        results = evaluator(model, OLD_OPERATORS if program.opset < FIRST_TODAY else ()).run(None, feeds)
-    return [np.asarray(result) for result in results]
+    ready = evaluator(model, OLD_OPERATORS if program.opset < FIRST_TODAY else ())
+
+    def run(arrays: Mapping[ir.Value, Array]) -> list[Array]:
+        feeds = {**constants, **{str(value.name): array for value, array in arrays.items()}}
+        with np.errstate(all="ignore"):
+            return [np.asarray(result) for result in ready.run(None, feeds)]
+
+    return run
 
 
 def outputs(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> list[Array]:

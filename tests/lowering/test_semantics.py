@@ -131,7 +131,7 @@ def test_clip_edges(op, clip, form):
 def test_clip_of_zero_is_said_to_be_off():
     (node,) = rnn_lower.inspect(build(Case("LSTM", clip=0.0))[0])
     assert node.clip is None
-    assert "clip is 0" in node.notes[0]
+    assert "attribute 'clip' is 0" in node.notes[0]
 
 
 def test_the_cell_state_is_not_clipped():

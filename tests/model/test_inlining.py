@@ -189,7 +189,7 @@ def test_converted(op):
 def test_without_folding_it_is_refused(op):
     original = inside(op)
     before = original.SerializeToString(deterministic=True)
-    with pytest.raises(UnsupportedError, match="lower with fold, which inlines the function"):
+    with pytest.raises(UnsupportedError, match="lower the model with fold, which inlines the function"):
         rnn_lower.lower(original)
     assert rnn_lower.check(original, original).ok
     assert original.SerializeToString(deterministic=True) == before
