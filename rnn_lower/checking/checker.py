@@ -36,7 +36,7 @@ from rnn_lower.validation import check_numbers, check_texts
 FURTHER_TRIES = 5
 """Additional rounds of sampled inputs for recurrent nodes that are neither proved nor tested enough."""
 
-PROOF_SECONDS = 8.0
+PROOF_SECONDS = 10.0
 """CPU time for the proofs before the runs."""
 
 INSTEAD = "use --prove, which needs no runtime"

@@ -161,7 +161,7 @@ def _loop(main: _Body, r: random.Random, rng: np.random.Generator, shape: tuple[
             refused = "its trip count is unknown"
             inputs.append(_info("trips", INT64, ()))
         else:
-            refused = "a condition that depends on data may end the loop"
+            refused = "its condition depends on input values and may end the loop"
             total = body.op("ReduceSum", r.choice(values), keepdims=0)
             going = body.op("Less", total, body.const(np.array(1e9, "f4")))
             main.inits.append(onnx.numpy_helper.from_array(np.array(steps, "i8"), "trips"))
