@@ -192,15 +192,15 @@ def bad_models() -> dict[str, tuple[Case, dict, str]]:
     return {
         "clip as an int": (Case("LSTM"), {"clip": make("clip", 3)}, "attribute 'clip' has type INT; its type must be FLOAT"),
         "unknown activation": (Case("GRU"), {"activations": make("activations", ["Sigmoid", "Gelu"])}, "unknown activation 'Gelu'"),
-        "count of activations": (Case("LSTM"), {"activations": make("activations", ["Tanh"])}, "1 activations; LSTM needs 3 per direction"),
+        "count of activations": (Case("LSTM"), {"activations": make("activations", ["Tanh"])}, "the number of activations is 1, but LSTM needs 3 per direction"),
         "hidden_size": (Case("RNN"), {"hidden_size": make("hidden_size", 7)}, "hidden_size is 7 according to the attribute"),
         "hidden_size zero": (Case("RNN"), {"hidden_size": make("hidden_size", 0)}, "hidden_size is 0"),
         "direction": (Case("GRU"), {"direction": make("direction", "sideways")}, "unknown direction 'sideways'"),
         "unknown attribute": (Case("GRU"), {"foo": make("foo", 1)}, "no attribute 'foo'"),
         "layout too early": (Case("GRU", 13), {"layout": make("layout", 1)}, "GRU version 7 has no attribute 'layout'"),
-        "layout 2": (Case("GRU"), {"layout": make("layout", 2)}, "layout is 2"),
-        "negative clip": (Case("LSTM"), {"clip": make("clip", -1.0)}, "clip is -1"),
-        "nan clip": (Case("RNN"), {"clip": make("clip", float("nan"))}, "clip is NaN"),
+        "layout 2": (Case("GRU"), {"layout": make("layout", 2)}, "attribute 'layout' is 2"),
+        "negative clip": (Case("LSTM"), {"clip": make("clip", -1.0)}, "attribute 'clip' is -1"),
+        "nan clip": (Case("RNN"), {"clip": make("clip", float("nan"))}, "attribute 'clip' is NaN"),
     }  # fmt: skip
 
 

@@ -107,6 +107,12 @@ def _read_too_early(model: onnx.ModelProto) -> set[str]:
     return early
 
 
+def _ambiguous_tensors(model: onnx.ModelProto) -> set[str]:
+    """Tensors with data in several fields, which the checker does not see in outlines."""
+    fields = ("raw_data", "float_data", "int32_data", "int64_data", "uint64_data", "double_data", "string_data")
+    return {t.name for t in protobuf.tensors(model) if sum(bool(len(getattr(t, field))) for field in fields) > 1}
+
+
 def _bodies(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
     return (graph for holder in protobuf.holders(model) for node in holder.node for graph in protobuf.graphs_of(node))
 
@@ -115,6 +121,7 @@ _FAULTS: Mapping[str, Callable[[onnx.ModelProto], set[str]]] = {
     "a body contains a declaration of '{}', but does not compute this value": _redeclared_values,
     "the declaration of '{}' has no tensor element type": _untyped_values,
     "the declaration of '{}' has a negative size": _negative_sizes,
+    "tensor '{}' has data in several fields": _ambiguous_tensors,
     "a node of a body reads '{}' before it is computed": _read_too_early,
     "several nodes have the name '{}'": _repeated_names,
 }

@@ -128,12 +128,12 @@ class Program(Graph):
             known.update(zip((output for output in node.outputs if output.name), results, strict=True))
 
     def _collect_compared(self, node: ir.Node, known: Mapping[ir.Value | None, np.ndarray]) -> None:
-        """Update the largest compared integer: an operand of COMPARE, or the number of rows of a table of integers."""
+        """Update the largest compared integer: an operand of COMPARE, or the number of rows of a table."""
         for value in node.inputs if node.op_type in COMPARE else ():
             array = known.get(value, constant(value) if _is_integer(value) else None)
             if array is not None and array.dtype.kind in "iu":
                 self.largest_compared = int(np.abs(array.astype(np.int64)).max(initial=self.largest_compared))
-        table = known_tensor(node.inputs[0]) if node.op_type == "Gather" and _is_integer(node.inputs[0]) else None
+        table = known_tensor(node.inputs[0]) if node.op_type == "Gather" else None
         if table is not None and not (node.inputs[1] in known or _is_folded(node.inputs[1])):
             self.largest_compared = max(self.largest_compared, *table.shape.numpy()[:1])
 
