@@ -164,7 +164,7 @@ class EmittedInterpreter(Interpreter):
     """Evaluates emitted nodes on field elements.
 
     longest: the largest length that is compared, if the model leaves the length open.
-    symbols: the sizes by symbolic name, or None for ambiguous names; other names are refused.
+    symbols: the sizes by symbolic name, or None for ambiguous names.
     recorded: None, or a list to which every computed array of field elements is appended.
     """
 
@@ -173,7 +173,7 @@ class EmittedInterpreter(Interpreter):
 
     def __init__(self, field: Field, limits: Collection[float] = (), deadline: float = math.inf) -> None:
         super().__init__(field, limits, deadline)
-        self.symbols: Mapping[str, int | None] = {}
+        self.symbols: dict[str, int | None] = {}
         self._bounds: dict[ir.Node, list[int]] = {}
 
     def run(self, graph: Graph, inputs: Mapping[ir.Value, Array]) -> list[Array]:
@@ -184,10 +184,10 @@ class EmittedInterpreter(Interpreter):
 
     def _bind(self, value: ir.Value, array: Array) -> None:
         if value.shape is not None and all(value is not known for known in self._graph.declared):
+            for dim, size in zip(value.shape, array.shape, strict=False):
+                if isinstance(dim, ir.SymbolicDim) and dim.value:
+                    self.symbols.setdefault(dim.value, size)  # lowering may name sizes, too
             check_shape(value, array, self.symbols)
-            for dim in value.shape:
-                if isinstance(dim, ir.SymbolicDim) and dim.value and dim.value not in self.symbols:
-                    raise WrongError(f"'{value.name}' has size '{dim.value}', which the inputs of the node do not have")
         super()._bind(value, array)
 
     def _execute(self, node: ir.Node) -> Sequence[Array]:
