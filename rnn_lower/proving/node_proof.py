@@ -328,7 +328,7 @@ class _Comparison:
             return None
         varied = max(short, key=lambda case: (len({*(case.lengths or ())}), case.T))
         full, long = max(short, key=lambda case: (case.T, sum(case.lengths or ()))), max(cases, key=lambda case: case.T)
-        runs = [*((varied, scale) for scale in SCALES), *((case, SCALES[0]) for case in {full, long} - {varied})]
+        runs = [*((varied, scale) for scale in SCALES), *((case, SCALES[0]) for case in (full, long) if case != varied)]
         rng = np.random.default_rng(self._seed)
         try:
             run = float_run.runner(self._program, self._counterparts.values())
