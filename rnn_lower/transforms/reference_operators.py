@@ -15,13 +15,13 @@ class Loop(op_loop.Loop):  # type: ignore[misc]  # onnx gives it no types
 
     def _run(
         self, trips: Any, going: Any, *carried: Any, context: Any = None, body: Any = None, attributes: Any = None,
-        bindings: Any = None,
-    ) -> tuple[Any, ...]:  # fmt: skip
+        **newer: Any,
+    ) -> tuple[Any, ...]:  # fmt: skip  # newer: `bindings`, since onnx 1.23
         states, stacked, trip = list(carried), [list[np.ndarray]() for _ in range(self.K)], 0
         while (going is None or bool(going)) and (trips is None or trip < int(trips)):
             arguments = (np.array(trip, np.int64), np.array(True), *states)
             feeds = {**(context or {}), **dict(zip(self.body.input_names, arguments, strict=True))}
-            going, *values = self._run_body(feeds, attributes=attributes, bindings=bindings)
+            going, *values = self._run_body(feeds, attributes=attributes, **newer)
             states, trip = values[: self.N], trip + 1
             for results, result in zip(stacked, values[self.N :], strict=True):
                 results.append(result)
@@ -39,9 +39,9 @@ class Scan(OpRun):  # type: ignore[misc]
         return True
 
     def _run(
-        self, *operands: Any, context: Any = None, body: Any = None, attributes: Any = None, bindings: Any = None,
+        self, *operands: Any, context: Any = None, body: Any = None, attributes: Any = None,
         num_scan_inputs: Any = None, scan_input_axes: Any = None, scan_input_directions: Any = None,
-        scan_output_axes: Any = None, scan_output_directions: Any = None,
+        scan_output_axes: Any = None, scan_output_directions: Any = None, **newer: Any,
     ) -> tuple[Any, ...]:  # fmt: skip
         count = len(operands) - num_scan_inputs
         states, sequences = list(operands[:count]), list(operands[count:])
@@ -50,7 +50,7 @@ class Scan(OpRun):  # type: ignore[misc]
         steps = []
         for elements in zip(*sequences, strict=True):
             feeds = dict(zip(self.body.input_names, (*states, *elements), strict=True))
-            results = self._run_body({**(context or {}), **feeds}, bindings=bindings)
+            results = self._run_body({**(context or {}), **feeds}, **newer)
             states, row = list(results[:count]), results[count:]
             steps.append(row)
         if not steps and len(self.body.output_names) > count:
