@@ -62,7 +62,7 @@ class Options:
     )
     keep_native: bool = _option(
         False,
-        ("do not lower nodes that, in tests, the target computed correctly and at least as fast as lowered nodes"),
+        "do not lower nodes that, in tests, the target computed correctly and at least as fast as lowered nodes",
     )
     as_function: bool = _option(
         False,

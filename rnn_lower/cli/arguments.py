@@ -237,7 +237,7 @@ def _kit_report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run",
         metavar="COMMAND",
-        help=("run this command for each test model, with {model}, {inputs} and {outputs} replaced by paths"),
+        help="run this command for each test model, with {model}, {inputs} and {outputs} replaced by paths",
     )
     parser.add_argument(
         "--timeout", type=float, metavar="SECONDS", help="limit in seconds for each run of the command (default 60)"

@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = f"{type(error).__name__}: {error}"[:500]
         return _fail(
             UNFORESEEN,
-            (f"internal error: {text}; please report this bug, with the traceback that RNN_LOWER_TRACEBACK=1 prints"),
+            f"internal error: {text}; please report this bug, with the traceback that RNN_LOWER_TRACEBACK=1 prints",
         )
     finally:
         COMMAND_LINE.reset(token)

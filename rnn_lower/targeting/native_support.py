@@ -82,7 +82,7 @@ def verdict(node: RecurrentNode, table: Mapping[str, Measured], listed: bool, ru
     if refused == ["everything"]:
         return Verdict(
             UNKNOWN,
-            (f"no test shows that {runtime} runs {node.op_type} correctly with the combination of {' and '.join(own)}"),
+            f"no test shows that {runtime} runs {node.op_type} correctly with the combination of {' and '.join(own)}",
         )
     if refused:
         return Verdict(NOT_TAKEN, f"{runtime} does not support feature '{refused[0]}' of {node.op_type}")

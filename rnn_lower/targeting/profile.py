@@ -125,7 +125,7 @@ class Target:
             steps, seconds = self.slow
             yield (
                 "loading",
-                (f"slow for more than {steps} unrolled steps ({seconds:g} s to load an LSTM unrolled to 400 steps)"),
+                f"slow for more than {steps} unrolled steps ({seconds:g} s to load an LSTM unrolled to 400 steps)",
             )
 
     def choose(self, node: RecurrentNode, opset: int) -> str:
