@@ -16,13 +16,11 @@ import onnxruntime
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
-from rnn_lower.ir.walk import opset_of
 from rnn_lower.modelio.document import Document
 from rnn_lower.modelio.output_path import is_binary
 from rnn_lower.options import QUANTIZED
 from rnn_lower.proving import reference
-from rnn_lower.proving.old_operators import FIRST_TODAY, OLD_OPERATORS
-from rnn_lower.transforms.evaluate import evaluator
+from rnn_lower.proving.old_operators import open_evaluator
 from rnn_lower.transforms.inline import inlined
 
 ORT = f"onnxruntime {onnxruntime.__version__}"
@@ -84,11 +82,9 @@ def open_reference(
     proto = document.embedded()
     if change is not None:
         change(proto)
-    if (opset_of(proto) or 0) < FIRST_TODAY:
-        operators = (*operators, *OLD_OPERATORS)
     if proto.functions:  # the evaluator does not use `operators` in functions
         proto = inlined(proto)
-    ready = evaluator(proto, operators)
+    ready = open_evaluator(proto, operators)
     return lambda feeds: list(ready.run(None, feeds))
 
 

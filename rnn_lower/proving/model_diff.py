@@ -109,8 +109,11 @@ def _read_too_early(model: onnx.ModelProto) -> set[str]:
 
 def _ambiguous_tensors(model: onnx.ModelProto) -> set[str]:
     """Tensors with data in several fields, which the checker does not see in outlines."""
-    fields = ("raw_data", "float_data", "int32_data", "int64_data", "uint64_data", "double_data", "string_data")
-    return {t.name for t in protobuf.tensors(model) if sum(bool(len(getattr(t, field))) for field in fields) > 1}
+    fields = ("float_data", "int32_data", "int64_data", "uint64_data", "double_data", "string_data")
+    counts = (
+        (t.name, t.HasField("raw_data") + sum(len(getattr(t, f)) > 0 for f in fields)) for t in protobuf.tensors(model)
+    )
+    return {name for name, count in counts if count > 1}
 
 
 def _bodies(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -234,29 +234,33 @@ class _Comparison:
             "B": (D, 2 * G * H), "P": (D, 3 * H), "initial_h": state, "initial_c": state,
         }  # fmt: skip
 
-    def _inputs_at(self, field: Field, case: Case, folded: bool) -> tuple[dict[str, Any], dict[ir.Value, Array]]:
-        """The inputs at a point: images of constants, and random elements for run-time values.
-
-        For the text by its names, and for the graph by value.
-        """
+    def _inputs_at(
+        self, case: Case, random: Callable[[str, tuple[int, ...]], Array], image: Callable[[str, Array], Array]
+    ) -> tuple[dict[str, Array], dict[ir.Value, Array]]:
+        """The inputs by ONNX name, and by value for the graph: images of constants, and random arrays for others."""
         shapes = self._shapes_at(case)
-        text: dict[str, Any] = {}
+        arrays: dict[str, Array] = {}
         values: dict[ir.Value, Array] = {}
         drawn: dict[ir.Value, Array] = {}  # one value may be used for two inputs
         for name, value in self._inputs.items():
-            known, counterpart = self._constant(name), self._counterparts.get(name)
+            known = self._constant(name)
             if name == "sequence_lens":
-                assert case.vector is not None
-                image = case.vector
+                array = np.array(case.lengths, np.int64)
             elif known is None:
-                image = drawn.setdefault(value, field.random(shapes[name]))
-                text[name] = equations.halves(arithmetic(field), image) if name == "B" else image
+                array = drawn.setdefault(value, random(name, shapes[name]))
             else:
-                image = self._image(field, name, known)
-                text[name] = equations.bias(field, known, self._node.dtype, folded) if name == "B" else image
-            if counterpart is not None:
-                values.setdefault(counterpart, image)
-        return text, values
+                array = image(name, known)
+            arrays[name] = array
+            if name in self._counterparts:
+                values.setdefault(self._counterparts[name], array)
+        return arrays, values
+
+    def _biases(self, field: Field, B: Array, folded: bool) -> tuple[Array, Array, Array]:
+        """Wb, Rb and their sum as field elements. B: elements, if no constant is known."""
+        known = self._constant("B")
+        if known is None:
+            return equations.halves(arithmetic(field), B)
+        return equations.bias(field, known, self._node.dtype, folded)
 
     def _image(self, field: Field, name: str, known: Array) -> Array:
         """The image of a weight, computed once for each field."""
@@ -286,10 +290,15 @@ class _Comparison:
         return None
 
     def _compare(self, interpreter: EmittedInterpreter, case: Case, folded: bool) -> str | None:
-        text, values = self._inputs_at(interpreter.field, case, folded)
-        own = set(interpreter.field.symbols)
-        shapes = {**self._shapes_at(case), "sequence_lens": (case.N,)}
-        interpreter.symbols = symbol_sizes((self._shapes[name], shapes[name]) for name in self._inputs)
+        field = interpreter.field
+        arrays, values = self._inputs_at(
+            case, lambda _, shape: field.random(shape), lambda name, known: self._image(field, name, known)
+        )
+        text: dict[str, Any] = dict(arrays)
+        if "B" in text:
+            text["B"] = self._biases(field, arrays["B"], folded)
+        own = set(field.symbols)
+        interpreter.symbols = symbol_sizes((self._shapes[name], array.shape) for name, array in arrays.items())
         try:
             right = interpreter.run(self._program, values)
         except NoStepsError:
@@ -342,20 +351,15 @@ class _Comparison:
 
     def _differ_in_floats(self, run: float_run.Run, case: Case, rng: np.random.Generator, scale: float) -> str:
         """The difference for random inputs with this standard deviation, or ""."""
-        shapes = self._shapes_at(case)
-        arrays: dict[str, Array] = {}
-        values: dict[ir.Value, Array] = {}
-        drawn: dict[ir.Value, Array] = {}
-        for name, value in self._inputs.items():
-            array = np.array(case.lengths, np.int32) if name == "sequence_lens" else self._constant(name)
-            if array is None:
-                dtype = (self._dtypes[name] or ir.DataType.FLOAT).numpy()
-                numbers = scale * rng.standard_normal(shapes[name])
-                array = drawn.setdefault(value, numbers.astype(dtype))
-            arrays[name] = array
-            if name in self._counterparts:
-                values.setdefault(self._counterparts[name], array)
+
+        def random(name: str, shape: tuple[int, ...]) -> Array:
+            return np.asarray(scale * rng.standard_normal(shape)).astype(
+                (self._dtypes[name] or ir.DataType.FLOAT).numpy()
+            )
+
+        arrays, values = self._inputs_at(case, random, lambda _, known: known)
         lengths = arrays.pop("sequence_lens", None)
+        values = {value: array.astype(np.int32) if array is lengths else array for value, array in values.items()}
         exact, rounded = float_run.expected(self._node, arrays, lengths)
         for (name, output), array in zip(self._wanted, run(values), strict=True):
             if text := float_run.difference(array, exact[output], rounded[output], by_unit=True):

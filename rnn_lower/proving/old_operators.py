@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 
-from rnn_lower.proving.reference import attributes_of, operator
+from rnn_lower.ir.walk import opset_of
+from rnn_lower.proving.reference import OPERATORS, attributes_of, operator
+from rnn_lower.transforms.evaluate import evaluator
+
+if TYPE_CHECKING:
+    from onnx.reference import ReferenceEvaluator  # which takes time to import
 
 Array = np.ndarray
 FIRST_TODAY = 7
@@ -79,4 +84,8 @@ def _run(node: onnx.NodeProto, *inputs: Array | None) -> list[Array]:
 
 
 OLD_OPERATORS = tuple(operator(op_type, _run) for op_type in KERNELS)
-"""For `onnx.reference.ReferenceEvaluator(model, new_ops=...)`."""
+
+
+def open_evaluator(model: onnx.ModelProto, operators: Iterable[type] = OPERATORS) -> ReferenceEvaluator:
+    """An evaluator for a model without functions, with the equations of recurrent nodes and the old operators."""
+    return evaluator(model, (*operators, *(OLD_OPERATORS if (opset_of(model) or 0) < FIRST_TODAY else ())))
