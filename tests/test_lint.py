@@ -145,7 +145,7 @@ def test_only_what_needs_it_is_lowered(tmp_path, capsys):
         ({"activations": ("Sigmoid", "Tanh", "Tanh"), "alpha": (0.5,)}, "an unused alpha or beta"),
         (
             {"optional": OPTIONAL["LSTM"][:2], "direction": "reverse"},
-            "with reverse and sequence_lens input combined",
+            "the combination of reverse and sequence_lens input",
         ),
     ],
 )
