@@ -66,7 +66,10 @@ def emitted(model: onnx.ModelProto) -> set[str]:
         ("limits.Clip = 3", "limits.Clip is 3; it must be a table with some of the keys inputs, outputs, constant"),
         ("limits.Clip.low = 3", "limits.Clip: unknown key 'low'; known keys: inputs, outputs, constant"),
         ("limits.Concat.inputs = [3, 2]", "limits.Concat.inputs is [3, 2]; it must be the s"),
-        ("limits.Clip.values = { min = 0 }", "limits.Clip.values is {'min': 0}; it must be a table with a range of values for each parameter"),
+        (
+            "limits.Clip.values = { min = 0 }",
+            "limits.Clip.values is {'min': 0}; it must be a table with a range of values for each parameter",
+        ),
         ('limits.Add.types = ["FLOAT31"]', "limits.Add.types is ['FLOAT31']; it must be a list of element types"),
         ("limits.Add.types = [[1]]", "limits.Add.types is [[1]]; it must be a list of element types"),
         ("limits.Slice.axes = 1", "limits.Slice.axes is 1; it must be a list of axes"),

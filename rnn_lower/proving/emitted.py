@@ -30,6 +30,9 @@ from rnn_lower.proving.operators import (
 COMPARE = ("Less", "Greater", "Max", "Min", "Add", "Sub")
 """Operators that can make a graph behave differently beyond some length."""
 
+AT_AN_END = (-1, 0, 1)
+"""Positions that a sequence of every length has, counted from either end."""
+
 
 def _binary(call: Call) -> str:
     """A binary operator on two floats or two integers."""
@@ -145,6 +148,21 @@ USES: dict[str, Callable[[Call], str]] = {
 }  # fmt: skip
 """Checks that return the reason why a use is out of scope, or "". They raise WrongError if no runtime supports it."""
 
+
+def _sliced(call: Call) -> list[tuple[int, list[int]]]:
+    """The axes of a Slice, each with its start and end."""
+    starts, ends, axes = (call.parameter(name, k) or [] for k, name in enumerate(("starts", "ends", "axes"), 1))
+    return [(axis, [start, end]) for axis, start, end in zip(axes or range(len(starts)), starts, ends, strict=True)]
+
+
+def _gathered(call: Call) -> list[tuple[int, list[int]]]:
+    """The axis of a Gather with its indices."""
+    return [(call.attribute("axis", 0), [*call[1].ravel()] if call[1].dtype == np.int64 else [])]
+
+
+POSITIONS = {"Gather": _gathered, "Slice": _sliced}
+"""Functions that return the axes from which an operator selects, with the positions."""
+
 VECTORS = {
     "ConstantOfShape": (0,), "Reshape": (1,), "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "Tile": (1,),
     "Unsqueeze": (1,),
@@ -166,6 +184,7 @@ class EmittedInterpreter(Interpreter):
     longest: the largest length that is compared, if the model leaves the length open.
     symbols: the sizes by symbolic name, or None for ambiguous names.
     recorded: None, or a list to which every computed array of field elements is appended.
+    branches: the branches of If nodes that ran.
     """
 
     longest: int | None = None
@@ -174,7 +193,9 @@ class EmittedInterpreter(Interpreter):
     def __init__(self, field: Field, limits: Collection[float] = (), deadline: float = math.inf) -> None:
         super().__init__(field, limits, deadline)
         self.symbols: dict[str, int | None] = {}
+        self.branches: set[ir.Graph] = set()
         self._bounds: dict[ir.Node, list[int]] = {}
+        self._sizes: dict[ir.Node, tuple[int, ...]] = {}
 
     def run(self, graph: Graph, inputs: Mapping[ir.Value, Array]) -> list[Array]:
         try:
@@ -200,6 +221,10 @@ class EmittedInterpreter(Interpreter):
             self.recorded += [result for result in results if result.dtype == np.uint64]
         return results
 
+    def _body(self, body: ir.Graph, arguments: Sequence[Array]) -> list[Array]:
+        self.branches.add(body)
+        return super()._body(body, arguments)
+
     def _compute(self, call: Call) -> Sequence[Array]:
         node = call.node
         for index in VECTORS.get(node.op_type, ()):
@@ -209,12 +234,28 @@ class EmittedInterpreter(Interpreter):
         why = "" if check is None else check(call)
         if why:
             raise OutOfScopeError(why)
+        if node.op_type in POSITIONS:
+            self._check_positions(call)
         if self.longest is not None and node.op_type in COMPARE:
             if call[0].dtype == np.uint64:
                 self._check_bound(call, self.longest)
             elif node.op_type not in ("Add", "Sub"):
                 self._check_integers(call, self.longest + 1)  # a length may exceed the number of steps by 1
         return super()._compute(call)
+
+    def _check_positions(self, call: Call) -> None:
+        """Raise OutOfScopeError if constant positions select from an axis whose size differs between cases."""
+        sizes = self._sizes.setdefault(call.node, call[0].shape)
+        for axis, positions in POSITIONS[call.node.op_type](call):
+            beyond = [int(k) for k in positions if k not in AT_AN_END and abs(int(k)) < (1 << 31) - 1]
+            if beyond and sizes[axis] != call[0].shape[axis] and all(map(self._is_constant, call.node.inputs[1:])):
+                raise OutOfScopeError(
+                    f"{call.label} reads position {beyond[0]} of an axis of variable size; of such an axis the proof "
+                    "supports only the first and the last position"
+                )
+
+    def _is_constant(self, value: ir.Value | None) -> bool:
+        return value is None or value in self._graph.folded or known_tensor(value) is not None
 
     def _check_integers(self, call: Call, most: int) -> None:
         """Raise OutOfScopeError if integers are compared with one beyond the compared lengths."""

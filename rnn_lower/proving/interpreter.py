@@ -53,12 +53,14 @@ class Graph:
     """The nodes to run, in order, and the values to return.
 
     declared: wanted values whose declared shapes were compared elsewhere.
+    folded: values that nodes compute from constants alone, as far as known.
     """
 
     nodes: Sequence[ir.Node]
     wanted: Sequence[ir.Value]
     opset: int
     declared: Sequence[ir.Value] = ()
+    folded: Collection[ir.Value | None] = ()
 
     @property
     def all_nodes(self) -> Iterator[ir.Node]:

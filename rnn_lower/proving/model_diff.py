@@ -98,13 +98,23 @@ def _redeclared_values(model: onnx.ModelProto) -> set[str]:
 
 def _read_too_early(model: onnx.ModelProto) -> set[str]:
     """Values of bodies that a node reads before another one computes them; the checker sees only sorted outlines."""
-    early = set[str]()
-    for body in _bodies(model):
-        later = {name for node in body.node for name in node.output if name}
-        for node in body.node:
-            early |= later.intersection(node.input)
-            later.difference_update(node.output)
+    return set[str]().union(*map(_read_early, _bodies(model)))
+
+
+def _read_early(graph: protobuf.Holder) -> set[str]:
+    """The values that a node of a graph reads before another one computes them."""
+    early, later = set[str](), {name for node in graph.node for name in node.output if name}
+    for node in graph.node:
+        early |= later.intersection(node.input)
+        later.difference_update(node.output)
     return early
+
+
+def _unshaped_loop_inputs(model: onnx.ModelProto) -> set[str]:
+    """Iteration numbers and conditions of Loops that do not declare their rank, which onnxruntime requires."""
+    loops = (node for holder in protobuf.holders(model) for node in holder.node if node.op_type == "Loop")
+    inputs = (info for node in loops for body in protobuf.graphs_of(node) for info in body.input[:2])
+    return {info.name for info in inputs if not info.type.tensor_type.HasField("shape")}
 
 
 def _ambiguous_tensors(model: onnx.ModelProto) -> set[str]:
@@ -125,6 +135,7 @@ _FAULTS: Mapping[str, Callable[[onnx.ModelProto], set[str]]] = {
     "the declaration of '{}' has no tensor element type": _untyped_values,
     "the declaration of '{}' has a negative size": _negative_sizes,
     "tensor '{}' has data in several fields": _ambiguous_tensors,
+    "body input '{}' of a Loop declares no shape": _unshaped_loop_inputs,
     "a node of a body reads '{}' before it is computed": _read_too_early,
     "several nodes have the name '{}'": _repeated_names,
 }
@@ -264,6 +275,9 @@ class _Diff:
             yield (
                 f"{path}: the number of nodes that lowering must keep has changed from {len(before)} to {len(after)}"
             )
+        if _read_early(old):  # lowering sorts such a graph
+            places = {tuple(node.output): place for place, node in enumerate(before)}
+            after.sort(key=lambda node: places.get(tuple(node.output), len(places)))
         emitted = (body for node in new.node if _emitted(node) for body in protobuf.graphs_of(node))
         for body in (inner for outer in emitted for inner in protobuf.graphs_in(outer)):
             if getattr(body, "sparse_initializer", ()):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.walk import constant, is_quantized, known_tensor
+from rnn_lower.ir.walk import constant, is_quantized, known_tensor, subgraphs
 from rnn_lower.proving import equations, float_run
 from rnn_lower.proving.constant_inputs import content
 from rnn_lower.proving.emitted import EmittedInterpreter, symbol_sizes
@@ -44,6 +44,9 @@ ALL_VECTORS, LARGE, SHORT, MOST_VECTORS = 36, 300_000, 12, 64
 """Up to ALL_VECTORS vectors of sequence_lens are all compared. Of more, or with over LARGE weights, some are chosen:
 each row has each length, or, beyond SHORT steps, some row has each length; at most MOST_VECTORS.
 """
+
+MOST_PRODUCTS = 1 << 28
+"""The most multiplications of a comparison whose batch size is beyond every constant that the graph compares."""
 
 SCALES = (1.0, 100.0, 0.0)
 """Standard deviations of the inputs with which both sides run in floats."""
@@ -211,6 +214,17 @@ class _Comparison:
                         f"the nodes are compared only for {len(vectors)} of {count} possible values of sequence_lens"
                     )
                 sizes += [(steps, len(vector), vector) for vector in vectors]
+        if N is None and sizes and (count := self._program.largest_compared):
+            steps = 3 if T is None else T
+            H = self._size(("R", 2)) or 1
+            if steps * (count + 2) * H * H <= MOST_PRODUCTS:
+                cycle = itertools.cycle(range(-1, steps + 2) if steps else (-1, 0))
+                vector = None if lengths is None else tuple(itertools.islice(cycle, count + 2))
+                sizes.insert(-1, (steps, count + 2, vector))
+            else:
+                self.left_out.add(
+                    f"the nodes are compared only for batch sizes up to {max(rows for _, rows, _ in sizes)}"
+                )
         if not sizes:
             raise OutOfScopeError(
                 "the constant sequence_lens contains a length greater than 0, but the sequence is empty"
@@ -273,6 +287,7 @@ class _Comparison:
     def difference(self, folded: bool) -> str | None:
         """The first difference between the two sides, or None."""
         cases: dict[int, list[Case]] = collections.defaultdict(list)
+        branches = set[ir.Graph]()
         for case in self._cases():
             cases[case.point].append(case)
         for point in range(self.points):
@@ -287,6 +302,11 @@ class _Comparison:
                 reason = self._compare(interpreter, case, folded)
                 if reason is not None:
                     return reason
+            branches |= interpreter.branches
+        for node in self._program.all_nodes if self.evaluations else ():
+            for name, body in subgraphs(node):
+                if node.op_type == "If" and body not in branches:
+                    raise OutOfScopeError(f"the {name} of If '{node.name}' ran in no comparison")
         return None
 
     def _compare(self, interpreter: EmittedInterpreter, case: Case, folded: bool) -> str | None:

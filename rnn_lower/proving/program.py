@@ -126,6 +126,7 @@ class Program(Graph):
             except Exception:  # an invalid node, which the run reports
                 continue
             known.update(zip((output for output in node.outputs if output.name), results, strict=True))
+        self.folded = known.keys()
 
     def _collect_compared(self, node: ir.Node, known: Mapping[ir.Value | None, np.ndarray]) -> None:
         """Update the largest compared integer: an operand of COMPARE, or the number of rows of a table."""

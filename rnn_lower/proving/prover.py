@@ -73,7 +73,7 @@ def _prove(source: Document, lowered: Document, points: int, seed: int, deadline
         return _prove_whole(before, after, points, seed, deadline)
     folded = _folded(source, after) if is_folded(after.proto) else before
     proof = _prove_nodes(folded, after, points, seed, deadline)
-    if proof.changed and _is_legalized(after):
+    if proof.changed and _is_legalized(after) and all(node.ok for node in proof.nodes):
         whole = _prove_whole(before, after, points, seed, deadline)
         proof = whole if whole.ok else proof
         folded = before

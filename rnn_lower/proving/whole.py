@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
@@ -37,10 +38,15 @@ from rnn_lower.proving.whole_inputs import (
 )
 from rnn_lower.proving.whole_model import limits_of
 from rnn_lower.transforms.inline import inlined
-from rnn_lower.transforms.strip_weights import misdeclared
+from rnn_lower.transforms.strip_weights import misdeclared, without_annotations
 
 TRIED_NUMBERS = 256
 """The maximum number of compared constants to try as integer inputs."""
+
+SCALES = (1.0, 1.0, 1.0, 100.0)
+"""Standard deviations of the inputs with which both models run in floats."""
+
+OTHER_INTEGERS = "contains other integers"
 
 INTEGER_DRAWS, LARGE_DRAWS, NUMBER_DRAWS = 12, 16, 8
 """The numbers of draws: of small integers and booleans for each set of sizes, of large integers, and per constant."""
@@ -80,15 +86,14 @@ def prove_whole(
     models = [document.model for document in documents]
     if changed := [*_interface(*models)]:
         return Proof((), tuple(changed), whole=True)
-    wrong = misdeclared(documents[1].outline)
-    if wrong and misdeclared(documents[0].outline):
-        wrong = ""
+    wrong = _new_misdeclaration(*(document.outline for document in documents))
     verdict, reason, evaluations = DIFFERENT if wrong else OUT_OF_SCOPE, wrong, 0
     for folded in () if wrong else (True, False):
         try:
             comparison = _Comparison(documents, points, seed, deadline, folded, exact_sizes)
             reason, evaluations = comparison.difference(), comparison.count
             verdict = OUT_OF_SCOPE if reason else PROVED  # constants may have been summed in floats, too
+            reason = reason or comparison.left_out
         except OutOfScopeError as error:
             verdict, reason, evaluations = OUT_OF_SCOPE, str(error), 0
             break
@@ -103,6 +108,14 @@ def prove_whole(
     what = "the two models are" if verdict == DIFFERENT else "the comparison is"
     unproved = (f"{what} {verdict}: {reason}",) if not rows and verdict != PROVED else ()
     return Proof(proofs, unproved, whole=True)
+
+
+def _new_misdeclaration(old: onnx.ModelProto, new: onnx.ModelProto) -> str:
+    """An error that strict inference finds only in the new outline, or ""; without declarations if both have errors."""
+    if not misdeclared(old):
+        return misdeclared(new)
+    old, new = without_annotations(old), without_annotations(new)
+    return "" if misdeclared(old) else misdeclared(new)
 
 
 def _rows(before: ir.Model, after: ir.Model) -> list[tuple[str, str]]:
@@ -134,9 +147,10 @@ def _values(model: ir.Model) -> Iterator[ir.Value]:
 class _Comparison:
     """The evaluation of two models on the same inputs.
 
-    count: evaluations of both.  ran: sizes with which both ran.  undefined: sizes with which a result was undefined.
-    outcomes: by comparison of input integers, those seen.  kept: inputs that always had their default.  sized: outputs
-    that were not empty.  unsized: outputs that were empty, with two shapes.
+    count: evaluations of both.  ran: sizes with which both ran.  undefined: sizes with which a result was
+    undefined.  left_out: what a proof does not cover.  outcomes: by comparison of input integers, those seen.
+    kept: inputs that always had their default.  sized: outputs that were not empty.  unsized: outputs that were
+    empty, with two shapes.
     """
 
     def __init__(
@@ -155,7 +169,9 @@ class _Comparison:
         reading = (node for node, _ in recurrent_nodes(self.models[0]) if len(node.inputs) > 4 and node.inputs[4])
         replaced = any((node.op_type, tuple(out.name for out in node.outputs)) in gone for node in reading)
         self.lengths = exact_sizes or bool(raised) or replaced
-        self.narrow = {value.dtype for node in recurrent if (value := node.inputs[0]) and value.dtype}
+        kinds = {value.dtype for node in recurrent if (value := node.inputs[0]) and value.dtype}
+        self.narrow = kinds if len(kinds) == 1 else set[ir.DataType]()
+        self.left_out = ""
         self.count, self.outcomes, self.ran = 0, dict[ir.Node, set[bool]](), list[Mapping[str, int]]()
         self.undefined: list[Mapping[str, int]] = []
         self.sized, self.unsized = set[str](), set[str]()
@@ -180,23 +196,43 @@ class _Comparison:
                 f"{left[0].op_type} '{left[0].name}' had the same outcome in all trials, so the other "
                 "outcome is untested"
             )
-        return self._differ_in_floats(0) and self._differ_in_floats(1)  # the second chance is for operators that jump
+        return self._difference_in_floats()
 
-    def _differ_in_floats(self, draw: int) -> str:
-        """The difference of both models in floats, or "" if there is none or onnx's evaluator cannot run them."""
+    def _difference_in_floats(self) -> str:
+        """The first difference of both models in floats, or "".
+
+        Each draw of floats has a second chance, because some operators jump.
+        """
+        for draw, scale in enumerate(SCALES):
+            first = self._differ_in_floats(draw, scale)
+            if first.endswith((float_run.NOT_FINITE, OTHER_INTEGERS)) or (
+                first and self._differ_in_floats(draw + len(SCALES), scale)
+            ):
+                return f"{first} in floating-point arithmetic"
+        return ""
+
+    def _differ_in_floats(self, draw: int, scale: float) -> str:
+        """The difference for random inputs with this standard deviation, or "" if onnx's evaluator runs neither."""
         rng = np.random.default_rng((self.seed, draw))
         drawn = draw_inputs(Field(self.seed), self.models[1], self.ran[-1], rng, False)
         inputs = {
-            name: (rng.standard_normal(array.shape) if array.dtype == np.uint64 else array).astype(self.types[name])
+            name: (scale * rng.standard_normal(array.shape) if array.dtype == np.uint64 else array)
             for name, array in drawn.items()
         }
+        inputs = {name: array.astype(self.types[name]) for name, array in inputs.items()}
         try:
-            old, new = (float_run.outputs(document.proto, inputs) for document in self.documents)
+            old = float_run.outputs(self.documents[0].proto, inputs)
         except Exception:  # the evaluator raises exceptions of any type
+            self.left_out = "the models are not compared in floating-point arithmetic, where onnx's evaluator fails"
             return ""
+        try:
+            new = float_run.outputs(self.documents[1].proto, inputs)
+        except Exception as error:
+            raise OutOfScopeError(f"onnx's evaluator cannot run the lowered model: {error}") from None
         for value, a, b in zip(self.models[0].graph.outputs, old, new, strict=True):
-            if a.dtype.kind in "fV" and (text := float_run.difference(b, a, a)):
-                return f"output '{value.name}' {text} in floating-point arithmetic"
+            real = a.dtype.kind in "fV"
+            if text := float_run.difference(b, a, a) if real else "" if np.array_equal(a, b) else OTHER_INTEGERS:
+                return f"output '{value.name}' {text}"
         return ""
 
     def _seen(self) -> int:
@@ -259,7 +295,7 @@ class _Comparison:
                     raise
                 return ""
             except OutOfScopeError as error:
-                if not trial.large and (results or not isinstance(error, UndefinedError) or not self.integers):
+                if results if trial.large else (results or not isinstance(error, UndefinedError) or not self.integers):
                     raise
                 if not trial.large and trial.sizes not in self.undefined:
                     self.undefined.append(trial.sizes)

@@ -1,0 +1,205 @@
+"""Files that differ only where no comparison came: large batches, late positions, branches that never run."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from judge import marked, run_onnxruntime
+from onenode import Case, build
+from onnx import TensorProto, helper, numpy_helper
+
+import rnn_lower
+from rnn_lower.driver.legalize_rest import LEGALIZED
+
+INFO = helper.make_tensor_value_info
+
+
+def behind(model: onnx.ModelProto, output: str = "Y") -> str:
+    """Rename the computed output, so that other nodes can compute it; return the new name."""
+    producer = next(node for node in model.graph.node if output in node.output)
+    producer.output[list(producer.output).index(output)] = "before"
+    return "before"
+
+
+def add(model: onnx.ModelProto, op: str, inputs: list[str], output: str, **attributes: object) -> None:
+    model.graph.node.append(marked(op, inputs, [output], **attributes))
+
+
+def constants(model: onnx.ModelProto, **values: object) -> None:
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(value), name) for name, value in values.items())
+
+
+def negated_beyond(model: onnx.ModelProto, axis: int, limit: int) -> None:
+    """Negate Y where an axis of X has at least this size."""
+    before = behind(model)
+    constants(model, axis=axis, limit=limit)
+    add(model, "Shape", ["X"], "shape")
+    add(model, "Gather", ["shape", "axis"], "size")
+    add(model, "Less", ["size", "limit"], "small")
+    add(model, "Neg", [before], "minus")
+    add(model, "Where", ["small", before, "minus"], "Y")
+
+
+def free(model: onnx.ModelProto, axis: int) -> onnx.ModelProto:
+    """The model with one size of X, and of what follows, left open."""
+    model.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = "free"
+    for output in model.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    return model
+
+
+@pytest.mark.parametrize("limit", [4, 6, 30])
+@pytest.mark.parametrize("lengths", [(), ("sequence_lens",)])
+def test_a_batch_beyond_the_compared_ones(limit, lengths):
+    model, feeds = build(Case("LSTM", 17, T=5, N=2, outputs=("Y",), optional=lengths, lengths_as="input"))
+    free(model, 1)
+    for value in model.graph.input[1:]:
+        value.type.tensor_type.shape.dim[0].dim_param = "free"
+    lowered = rnn_lower.lower(model)
+    assert rnn_lower.prove(model, lowered).ok
+    negated_beyond(lowered, 1, limit)
+    wide = {name: np.repeat(array, 20, 0 if name == "sequence_lens" else 1) for name, array in feeds.items()}
+    (wanted,), (actual,) = run_onnxruntime(model, wide), run_onnxruntime(lowered, wide)
+    assert not np.allclose(wanted, actual, atol=1e-3)
+    assert not rnn_lower.prove(model, lowered).ok
+
+
+@pytest.mark.parametrize("how", ["Slice", "Gather"])
+@pytest.mark.parametrize("computed", [False, True])
+def test_a_late_position_of_the_sequence(how, computed):
+    """Of 45 zeros and the sequence, position 44 is zero up to 44 steps, if the sequence comes first."""
+    model, feeds = build(Case("RNN", 17, T=5, N=2, outputs=("Y",)))
+    free(model, 0)
+    lowered = rnn_lower.lower(model)
+    before, units = behind(lowered), 4
+    constants(
+        lowered, zeros=np.zeros((60, 1, 2, units), np.float32), k=[44], end=[45], first=[0], one=[1], more=[43], go=[0]
+    )
+    add(lowered, "Concat", [before, "zeros"], "long", axis=0)
+    k = "sum" if computed else "k"
+    if computed:
+        add(lowered, "Add", ["more", "one"], "sum")
+    if how == "Slice":
+        add(lowered, "Slice", ["long", k, "end", "first"], "late")
+    else:
+        add(lowered, "Gather", ["long", k], "late", axis=0)
+    add(lowered, "Add", [before, "late"], "Y")
+    assert lowered.graph.output[0].name == "Y"
+    assert np.shape(feeds["X"])[0] == 5
+    long = {"X": np.random.default_rng(0).standard_normal((50, 2, feeds["X"].shape[2])).astype(np.float32)}
+    (wanted,), (actual,) = run_onnxruntime(model, long), run_onnxruntime(lowered, long)
+    assert not np.allclose(wanted, actual, atol=1e-3)
+    (wanted,), (actual,) = run_onnxruntime(model, feeds), run_onnxruntime(lowered, feeds)
+    assert np.allclose(wanted, actual, atol=1e-6)
+    assert not rnn_lower.prove(model, lowered).ok
+
+
+UNTAKEN = {
+    "MatMul": (["before", "square"], {}), "Transpose": (["before"], {"perm": [0, 0, 1, 2]}),
+    "Concat": (["before", "square"], {"axis": 7}), "Neg": (["before"], {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", UNTAKEN)
+def test_a_branch_that_never_runs(op):
+    model, _ = build(Case("LSTM", 17, T=5, N=2, outputs=("Y",)))
+    lowered = rnn_lower.lower(model)
+    behind(lowered)
+    constants(lowered, yes=True, square=np.zeros((99, 99), np.float32))
+    inputs, attributes = UNTAKEN[op]
+    branches = (
+        helper.make_graph([marked("Identity", ["before"], ["then"])], "a", [], [INFO("then", TensorProto.FLOAT, None)]),
+        helper.make_graph(
+            [marked(op, inputs, ["else"], **attributes)], "b", [], [INFO("else", TensorProto.FLOAT, None)]
+        ),
+    )
+    add(lowered, "If", ["yes"], "Y", then_branch=branches[0], else_branch=branches[1])
+    proof = rnn_lower.prove(model, lowered)
+    assert not proof.ok
+    assert "else_branch of If" in proof.reasons[-1]
+
+
+def with_own_loop() -> onnx.ModelProto:
+    """An LSTM beside a Loop of the model's own."""
+    model, _ = build(Case("LSTM", 17, T=5, N=2, outputs=("Y",)))
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Add", ["s", "s"], ["s2"])], "body",
+        [INFO("trip", 7, []), INFO("go", 9, []), INFO("s", 1, [2])], [INFO("on", 9, []), INFO("s2", 1, [2])],
+    )  # fmt: skip
+    constants(model, trips=3, yes=True)
+    model.graph.input.append(INFO("q", TensorProto.FLOAT, [2]))
+    model.graph.node.append(helper.make_node("Loop", ["trips", "yes", "q"], ["Q"], body=body, name="own"))
+    model.graph.output.append(INFO("Q", TensorProto.FLOAT, [2]))
+    return model
+
+
+@pytest.mark.parametrize("form", ["scan", "loop"])
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_loop_declares_what_onnxruntime_requires(form, index):
+    model = with_own_loop()
+    lowered = rnn_lower.lower(model, form=form)
+    assert rnn_lower.prove(model, lowered).ok
+    for node in lowered.graph.node:
+        if node.op_type == "Loop":
+            changed = onnx.ModelProto.FromString(lowered.SerializeToString())
+            twin = next(other for other in changed.graph.node if other.output == node.output)
+            body = next(attribute.g for attribute in twin.attribute if attribute.name == "body")
+            body.input[index].type.tensor_type.ClearField("shape")
+            assert not rnn_lower.prove(model, changed).ok
+
+
+def test_a_mark_does_not_choose_the_proof_of_a_node():
+    model, feeds = build(Case("LSTM", 17, T=5, N=2, outputs=("Y",)))
+    free(model, 0)
+    lowered = rnn_lower.lower(model)
+    negated_beyond(lowered, 0, 30)
+    del lowered.graph.node[-1].metadata_props[:]
+    lowered.graph.node[-1].metadata_props.add(key=LEGALIZED, value="yes")
+    long = {"X": np.repeat(feeds["X"], 9, 0)}
+    (wanted,), (actual,) = run_onnxruntime(model, long), run_onnxruntime(lowered, long)
+    assert not np.allclose(wanted, actual, atol=1e-3)
+    assert not rnn_lower.prove(model, lowered).ok
+
+
+def test_positions_of_the_largest_are_compared_in_floats():
+    model = with_own_loop()
+    model.graph.node.append(helper.make_node("ArgMax", ["q"], ["first"], axis=0))
+    model.graph.output.append(INFO("first", TensorProto.INT64, [1]))
+    lowered = rnn_lower.lower(model, loops=True)
+    proof = rnn_lower.prove(model, lowered)
+    assert proof.ok
+    assert proof.whole
+    next(node for node in lowered.graph.node if node.op_type == "ArgMax").input[0] = "rounded"
+    constants(lowered, large=np.float32(1e8))
+    lowered.graph.node.insert(0, marked("Sub", ["sum", "large"], ["rounded"]))
+    lowered.graph.node.insert(0, marked("Add", ["q", "large"], ["sum"]))
+    assert not rnn_lower.prove(model, lowered).ok
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int64])
+def test_false_declarations_of_the_original_hide_no_type_error(dtype):
+    model = with_own_loop()
+    model.graph.node.append(helper.make_node("Neg", ["q"], ["minus"]))
+    model.graph.node.append(helper.make_node("Neg", ["minus"], ["plus"]))
+    model.graph.output.append(INFO("plus", TensorProto.FLOAT, [2]))
+    model.graph.value_info.append(INFO("minus", TensorProto.FLOAT, [3]))
+    lowered = rnn_lower.lower(model, loops=True)
+    assert rnn_lower.prove(model, lowered).ok
+    before = behind(lowered, "Q")
+    constants(lowered, zero=np.zeros(1, dtype))
+    add(lowered, "Add", [before, "zero"], "Q")
+    assert not rnn_lower.prove(model, lowered).ok
+
+
+@pytest.mark.parametrize("options", [{"form": "scan"}, {"form": "loop"}, {"form": "unroll"}, {"as_function": True}])
+def test_nodes_in_any_order_are_proved(options):
+    """onnxruntime sorts the main graph, and so does lowering."""
+    model, feeds = build(Case("GRU", 17, T=5, N=2, outputs=("Y",)))
+    model.graph.node.insert(0, helper.make_node("Identity", ["minus"], ["Z"]))
+    model.graph.node.append(helper.make_node("Neg", ["X"], ["minus"]))
+    model.graph.output.append(INFO("Z", TensorProto.FLOAT, feeds["X"].shape))
+    lowered = rnn_lower.lower(model, **options)
+    assert rnn_lower.prove(model, lowered).ok
+    next(node for node in lowered.graph.node if node.op_type == "Neg").op_type = "Abs"
+    assert not rnn_lower.prove(model, lowered).ok
