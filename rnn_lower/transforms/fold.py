@@ -33,6 +33,8 @@ SMALL = ("ConstantOfShape", "Transpose", "Expand", "Tile")
 FEW = 1 << 20
 """The maximum number of elements of a folded result that is larger than its operands."""
 
+VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
+
 LIMIT = 1 << 28
 """The maximum number of elements of a weight that is folded on request."""
 
@@ -167,7 +169,8 @@ def _complete(model: ir.Model) -> None:
             for value in node.outputs:  # an unnamed value would not be written
                 value.name = value.name or names.unique("unwanted")
         elif node.domain in DEFAULT_DOMAINS and (schema := schema_of(node.op_type, scope.opset)) is not None:
-            node.resize_inputs(max(schema.min_input, len(node.inputs)))
+            single = [formal for formal in schema.inputs if formal.option != VARIADIC]
+            node.resize_inputs(max(min(schema.min_input, len(single)), len(node.inputs)))
 
 
 def folded_shapes(outline: onnx.ModelProto) -> list[tuple[int | None, ...] | None]:

@@ -431,3 +431,21 @@ def test_data_of_a_constant_is_not_looked_for_in_the_working_folder():
     model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["unread"], value=tensor))
     with pytest.raises(rnn_lower.RnnLowerError, match=r"'weights' of Constant .* pass the path of the model"):
         rnn_lower.lower(model)
+
+
+@pytest.mark.parametrize("opset", [10, 11, 13, 17])
+def test_a_loop_without_states_gets_no_input(opset):
+    """Before opset 13, the schema asks for at least one state, but runtimes accept none."""
+    nodes = [helper.make_node("Tanh", ["x"], ["b"]), helper.make_node("Identity", ["c"], ["d"])]
+    inputs = [helper.make_tensor_value_info(name, kind, []) for name, kind in (("i", INT64), ("c", BOOL))]
+    outputs = [helper.make_tensor_value_info("d", BOOL, []), helper.make_tensor_value_info("b", FLOAT, None)]
+    graph = helper.make_graph(nodes, "body", inputs, outputs)
+    model = model_of([("Loop", ["p", ""], {"body": graph})], np.array(3))
+    del model.graph.input[1]
+    model.opset_import[0].version = opset
+    model.graph.node[0].input[1] = "yes"
+    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
+    folded = rnn_lower.lower(model, fold=True)
+    (loop,) = (node for node in folded.graph.node if "v0" in node.output)
+    assert list(loop.input) == ["p", "yes"]
+    assert rnn_lower.prove(model, folded).ok
