@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import onnx_ir as ir
 
 from rnn_lower.ir.walk import constant, is_quantized, known_tensor, subgraphs
 from rnn_lower.proving import equations, float_run
+from rnn_lower.proving.cases import LENGTHS, LONGER, Case, Known, choose_cases
 from rnn_lower.proving.constant_inputs import content
 from rnn_lower.proving.emitted import EmittedInterpreter, symbol_sizes
 from rnn_lower.proving.field import Array, Field
@@ -33,20 +33,6 @@ different arguments agree at a random point with a probability of at most 64 / 2
 A difference of constants, an integer of fewer than 4500 bits times a power of two, has fewer than 150 prime factors of
 31 bits, among 4.8 * 10^7 such primes.
 """
-
-LENGTHS, MOST_LENGTHS, MOST_STEPS = 6, 70, 10_000
-LONGER = (9, 17, 40)
-"""Lengths to compare if the model leaves the length open: all below LENGTHS, and those of LONGER; up to MOST_LENGTHS if
-the graph compares values with a constant, beyond which it may behave differently. MOST_STEPS limits known lengths.
-"""
-
-ALL_VECTORS, LARGE, SHORT, MOST_VECTORS = 36, 300_000, 12, 64
-"""Up to ALL_VECTORS vectors of sequence_lens are all compared. Of more, or with over LARGE weights, some are chosen:
-each row has each length, or, beyond SHORT steps, some row has each length; at most MOST_VECTORS.
-"""
-
-MOST_PRODUCTS = 1 << 28
-"""The most multiplications of a comparison whose batch size is beyond every constant that the graph compares."""
 
 SCALES = (1.0, 100.0, 0.0)
 """Standard deviations of the inputs with which both sides run in floats."""
@@ -71,24 +57,6 @@ class Task:
     visible: frozenset[str] = frozenset()
     unread: Sequence[ir.Value] = ()
     deadline: float = math.inf
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """The sizes and lengths of one comparison; lengths: sequence_lens, or None if the node has none."""
-
-    T: int
-    N: int
-    lengths: tuple[int, ...] | None
-    point: int
-
-    @property
-    def vector(self) -> Array | None:
-        return None if self.lengths is None else np.array(self.lengths, np.int64)
-
-    def __str__(self) -> str:
-        text = "" if self.lengths is None else f" and sequence_lens {list(self.lengths)}"
-        return f"with seq_length {self.T}, batch_size {self.N}{text}"
 
 
 def prove_node(task: Task, points: int, seed: int) -> NodeProof:
@@ -161,6 +129,7 @@ class _Comparison:
         self.folds = (True, False) if self._constant("B") is not None else (False,)
         self.evaluations = 0
         self.left_out: set[str] = set()
+        self._cases = self._chosen_cases()
 
     def _constant(self, what: str) -> Array | None:
         """The constant content of an input, or None."""
@@ -176,63 +145,24 @@ class _Comparison:
                 return size
         return None
 
+    @property
     def _length(self) -> int | None:
         size = self._size(("X", 1 if self._node.layout else 0))
         return self._folded.get("seq_length") if size is None else size
 
-    def _cases(self) -> Iterator[Case]:
-        """The cases to compare, small sizes first; the last ones at every point, the others at one point each."""
-        second = 0 if self._node.layout else 1
-        states = ("initial_h", "initial_c")
+    def _chosen_cases(self) -> list[Case]:
+        """The cases to compare; what they omit is recorded."""
+        second, states = 0 if self._node.layout else 1, ("initial_h", "initial_c")
         N = self._size(("X", second), ("sequence_lens", 0), *((name, 1 - self._node.layout) for name in states))
-        N, T = self._folded.get("batch_size") if N is None else N, self._length()
-        lengths, constant = self._inputs.get("sequence_lens"), self._constant("sequence_lens")
-        sizes: list[tuple[int, int, tuple[int, ...] | None]] = []
-        large = math.prod(filter(None, (self._size(("R", axis)) for axis in range(3)))) > LARGE
-        most = max(LENGTHS, self._program.largest_compared + 2)
-        if T is None and most > MOST_LENGTHS:
-            raise OutOfScopeError(
-                f"an emitted node compares integers with the constant {most - 2}; the proof supports constants "
-                f"up to {MOST_LENGTHS - 2}"
-            )
-        if T is not None and T > MOST_STEPS:
-            raise OutOfScopeError(f"the sequence has {T} steps, but the proof supports at most {MOST_STEPS}")
-        for steps in (*range(most), *(more for more in LONGER if more >= most)) if T is None else (T,):
-            if lengths is None:
-                rows = (N,) if N is not None else (5,) if steps in LONGER else (1, 3)
-                sizes += [(steps, count, None) for count in rows]
-            elif constant is not None:
-                if steps or constant.max(initial=0) <= 0:  # a length beyond an empty sequence has no steps to read
-                    sizes.append((steps, constant.size, tuple(int(length) for length in constant)))
-            else:
-                vectors = _vectors(steps, N, 0 if large else ALL_VECTORS)
-                if T is None and steps in LONGER:
-                    vectors = vectors[:: -(-len(vectors) // 2)]
-                if len(vectors) > MOST_VECTORS:
-                    count, vectors = len(vectors), vectors[:: -(-len(vectors) // MOST_VECTORS)]
-                    self.left_out.add(
-                        f"the nodes are compared only for {len(vectors)} of {count} possible values of sequence_lens"
-                    )
-                sizes += [(steps, len(vector), vector) for vector in vectors]
-        if N is None and sizes and (count := self._program.largest_compared):
-            steps = 3 if T is None else T
-            H = self._size(("R", 2)) or 1
-            if steps * (count + 2) * H * H <= MOST_PRODUCTS:
-                cycle = itertools.cycle(range(-1, steps + 2) if steps else (-1, 0))
-                vector = None if lengths is None else tuple(itertools.islice(cycle, count + 2))
-                sizes.insert(-1, (steps, count + 2, vector))
-            else:
-                self.left_out.add(
-                    f"the nodes are compared only for batch sizes up to {max(rows for _, rows, _ in sizes)}"
-                )
-        if not sizes:
-            raise OutOfScopeError(
-                "the constant sequence_lens contains a length greater than 0, but the sequence is empty"
-            )
-        for index, case in enumerate(sizes):
-            yield Case(*case, point=index % self.points)
-        remaining_points = (point for point in range(self.points) if point != (len(sizes) - 1) % self.points)
-        yield from (Case(*sizes[-1], point=point) for point in remaining_points)
+        N = self._folded.get("batch_size") if N is None else N
+        weights = math.prod(filter(None, (self._size(("R", axis)) for axis in range(3))))
+        has_lengths = "sequence_lens" in self._inputs
+        known = Known(
+            self._length, N, has_lengths, self._constant("sequence_lens"), weights, self._program.largest_compared
+        )
+        cases, left_out = choose_cases(known, self.points)
+        self.left_out |= left_out
+        return cases
 
     def _shapes_at(self, case: Case) -> dict[str, tuple[int, ...]]:
         """The shapes of the inputs of floats, by their ONNX names."""
@@ -288,14 +218,14 @@ class _Comparison:
         """The first difference between the two sides, or None."""
         cases: dict[int, list[Case]] = collections.defaultdict(list)
         branches = set[ir.Graph]()
-        for case in self._cases():
+        for case in self._cases:
             cases[case.point].append(case)
         for point in range(self.points):
             self._images: dict[str, Array] = {}
             field = Field(self._seed * 1000 + point)
             limits = () if self._node.limit is None else (self._node.limit,)
             interpreter = EmittedInterpreter(field, limits, self._deadline)
-            if self._length() is None:
+            if self._length is None:
                 interpreter.longest = max(*LONGER, self._program.largest_compared + 1)
             for case in cases[point]:
                 check_time(self._deadline)
@@ -351,7 +281,7 @@ class _Comparison:
 
         Each draw has a second chance, because some activation functions jump.
         """
-        cases = [case for case in self._cases() if case.T and case.N]
+        cases = [case for case in self._cases if case.T and case.N]
         short = [case for case in cases if case.T < LENGTHS] or cases[:1]
         if not short:
             return None
@@ -412,20 +342,3 @@ def _all_in(values: Array, ordered: Array) -> bool:
     """Whether all values are in a sorted array; np.isin would sort it at each call."""
     indices = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
     return bool(np.all(ordered[indices] == values))
-
-
-def _vectors(T: int, N: int | None, all_up_to: int) -> list[tuple[int, ...]]:
-    """The vectors of sequence_lens to compare, also with lengths below 0 and above T."""
-    lengths = list(range(-1, T + 2 if T else 1))
-    rows = 2 if N is None else N
-    alone = [(length,) for length in lengths] if N is None else []
-    if len(lengths) ** rows <= all_up_to:
-        return [*alone, *itertools.product(lengths, repeat=rows)]
-    if N is None:
-        return [*alone[-2:], tuple(lengths), tuple(lengths[::-1])]
-    uniform = [(length,) * rows for length in lengths] if rows > 1 else []
-    distance = 1 if T <= SHORT else rows  # each row has each length, or some row has each length
-    return uniform + [
-        tuple(lengths[(start + 3 * row if distance == 1 else start + row) % len(lengths)] for row in range(rows))
-        for start in range(0, len(lengths), max(1, distance))
-    ]

@@ -1,0 +1,138 @@
+"""Choose the sizes and lengths at which a node is compared with the subgraph that replaces it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+
+from rnn_lower.proving.field import Array
+from rnn_lower.proving.operators import OutOfScopeError
+
+LENGTHS, MOST_LENGTHS, MOST_STEPS = 6, 70, 10_000
+LONGER = (9, 17, 40)
+"""Lengths to compare if the model leaves the length open: all below LENGTHS, and those of LONGER; up to MOST_LENGTHS if
+the graph compares values with a constant, beyond which it may behave differently. MOST_STEPS limits known lengths.
+"""
+
+ALL_VECTORS, LARGE, SHORT, MOST_VECTORS = 36, 300_000, 12, 64
+"""Up to ALL_VECTORS vectors of sequence_lens are all compared. Of more, or with over LARGE weights, some are chosen:
+each row has each length, or, beyond SHORT steps, some row has each length; at most MOST_VECTORS.
+"""
+
+MOST_PRODUCTS = 1 << 28
+"""The most multiplications of a comparison whose batch size is beyond every constant that the graph compares."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """The sizes and lengths of one comparison; lengths: sequence_lens, or None if the node has none."""
+
+    T: int
+    N: int
+    lengths: tuple[int, ...] | None
+    point: int
+
+    @property
+    def vector(self) -> Array | None:
+        return None if self.lengths is None else np.array(self.lengths, np.int64)
+
+    def __str__(self) -> str:
+        text = "" if self.lengths is None else f" and sequence_lens {list(self.lengths)}"
+        return f"with seq_length {self.T}, batch_size {self.N}{text}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """What is known of a node before run time.
+
+    T, N: seq_length and batch_size, or None if unknown.  lengths: the content of sequence_lens, or None if unknown.
+    weights: the number of elements of R.  compared: the largest integer with which the subgraph compares.
+    """
+
+    T: int | None
+    N: int | None
+    has_lengths: bool
+    lengths: Array | None
+    weights: int
+    compared: int
+
+
+Sizes = tuple[int, int, tuple[int, ...] | None]
+"""T, N and lengths."""
+
+
+def choose_cases(known: Known, points: int) -> tuple[list[Case], set[str]]:
+    """The cases to compare, small sizes first, and what they omit; the last one is compared at every point.
+
+    Raises OutOfScopeError if there would be too many, or none.
+    """
+    left_out = set[str]()
+    sizes = [size for steps in _steps(known) for size in _at_length(known, steps, left_out)]
+    if not sizes:
+        raise OutOfScopeError("the constant sequence_lens contains a length greater than 0, but the sequence is empty")
+    if known.N is None and known.compared:
+        sizes[-1:-1] = _large_batch(known, max(rows for _, rows, _ in sizes), left_out)
+    cases = [Case(*size, point=index % points) for index, size in enumerate(sizes)]
+    cases += [dataclasses.replace(cases[-1], point=point) for point in range(points) if point != cases[-1].point]
+    return cases, left_out
+
+
+def _steps(known: Known) -> list[int]:
+    """The lengths of the sequence to compare."""
+    most = max(LENGTHS, known.compared + 2)
+    if known.T is None and most > MOST_LENGTHS:
+        raise OutOfScopeError(
+            f"an emitted node compares integers with the constant {most - 2}; the proof supports constants "
+            f"up to {MOST_LENGTHS - 2}"
+        )
+    if known.T is not None and known.T > MOST_STEPS:
+        raise OutOfScopeError(f"the sequence has {known.T} steps, but the proof supports at most {MOST_STEPS}")
+    return [*range(most), *(more for more in LONGER if more >= most)] if known.T is None else [known.T]
+
+
+def _at_length(known: Known, steps: int, left_out: set[str]) -> list[Sizes]:
+    """The sizes to compare at one length of the sequence."""
+    T, N, lengths = known.T, known.N, known.lengths
+    if not known.has_lengths:
+        rows = (N,) if N is not None else (5,) if steps in LONGER else (1, 3)
+        return [(steps, count, None) for count in rows]
+    if lengths is not None:
+        if not steps and lengths.max(initial=0) > 0:  # a length beyond an empty sequence has no steps to read
+            return []
+        return [(steps, lengths.size, tuple(int(length) for length in lengths))]
+    vectors = _vectors(steps, N, 0 if known.weights > LARGE else ALL_VECTORS)
+    if T is None and steps in LONGER:
+        vectors = vectors[:: -(-len(vectors) // 2)]
+    if len(vectors) > MOST_VECTORS:
+        count, vectors = len(vectors), vectors[:: -(-len(vectors) // MOST_VECTORS)]
+        left_out.add(f"the nodes are compared only for {len(vectors)} of {count} possible values of sequence_lens")
+    return [(steps, len(vector), vector) for vector in vectors]
+
+
+def _large_batch(known: Known, largest: int, left_out: set[str]) -> list[Sizes]:
+    """A batch with more rows than any integer that the subgraph compares. largest: the batch size so far."""
+    steps, rows = 3 if known.T is None else known.T, known.compared + 2
+    if steps * rows * known.weights > MOST_PRODUCTS:
+        left_out.add(f"the nodes are compared only for batch sizes up to {largest}")
+        return []
+    cycle = itertools.cycle(range(-1, steps + 2) if steps else (-1, 0))
+    return [(steps, rows, tuple(itertools.islice(cycle, rows)) if known.has_lengths else None)]
+
+
+def _vectors(T: int, N: int | None, all_up_to: int) -> list[tuple[int, ...]]:
+    """The vectors of sequence_lens to compare, also with lengths below 0 and above T."""
+    lengths = list(range(-1, T + 2 if T else 1))
+    rows = 2 if N is None else N
+    alone = [(length,) for length in lengths] if N is None else []
+    if len(lengths) ** rows <= all_up_to:
+        return [*alone, *itertools.product(lengths, repeat=rows)]
+    if N is None:
+        return [*alone[-2:], tuple(lengths), tuple(lengths[::-1])]
+    uniform = [(length,) * rows for length in lengths] if rows > 1 else []
+    distance = 1 if T <= SHORT else rows  # each row has each length, or some row has each length
+    return uniform + [
+        tuple(lengths[(start + 3 * row if distance == 1 else start + row) % len(lengths)] for row in range(rows))
+        for start in range(0, len(lengths), max(1, distance))
+    ]
