@@ -195,6 +195,7 @@ class EmittedInterpreter(Interpreter):
         self.symbols: dict[str, int | None] = {}
         self.branches: set[ir.Graph] = set()
         self._bounds: dict[ir.Node, list[int]] = {}
+        self._counting: dict[ir.Node, int] = {}
         self._sizes: dict[ir.Node, tuple[int, ...]] = {}
 
     def run(self, graph: Graph, inputs: Mapping[ir.Value, Array]) -> list[Array]:
@@ -265,7 +266,7 @@ class EmittedInterpreter(Interpreter):
                 raise OutOfScopeError(f"{text}, but the longest sequence of the proof has {most - 1} steps")
 
     def _check_bound(self, call: Call, longest: int) -> None:
-        """Raise OutOfScopeError if floats that count are computed with a number beyond the compared lengths."""
+        """Note floats that are combined with a number beyond the compared lengths, and whether they seem to count."""
         if call.node not in self._bounds:
             known = [known_tensor(value) is not None for value in call.node.inputs]
             numbers = [self.field.small(call[index]) if known[index] else None for index in (0, 1)]
@@ -274,10 +275,20 @@ class EmittedInterpreter(Interpreter):
                 for is_known, array in zip(known, numbers, strict=True)
             ]
         for most, count in zip(self._bounds[call.node], (call[1], call[0]), strict=True):
-            if most > longest and count.any() and self.field.small(count) is not None:
+            if most > longest and count.any():
+                is_random = self.field.small(count) is None
+                self._counting[call.node] = 0 if is_random else self._counting.get(call.node, most)
+
+    def check_counting(self) -> None:
+        """Raise OutOfScopeError if floats count to a number beyond the compared lengths: those that were always small.
+
+        By chance, a random element may be small, too, but not each time.
+        """
+        for node, most in self._counting.items():
+            if most:
                 raise OutOfScopeError(
-                    f"{call.label} uses the constant {most}, but the longest sequence in the proof "
-                    f"has only {longest} steps"
+                    f"{node.op_type} '{node.name}' uses the constant {most}, but the longest sequence in the proof "
+                    f"has only {self.longest} steps"
                 )
 
 

@@ -26,6 +26,9 @@ from rnn_lower.proving.reference import FLOATS
 TOLERANCE, LEAST, AMPLIFIED = 1e-3, 1e-6, 1000
 """Of the largest value of a unit, of the largest value, and of the difference between float32 and float64."""
 
+TINY = 1e-30
+"""Below this, functions in float32 lose digits, because they divide by numbers near the largest float."""
+
 NOT_FINITE = "contains NaN or infinity"
 
 FLOAT32 = dataclasses.replace(
@@ -102,7 +105,7 @@ def difference(actual: Array, exact: Array, rounded: Array, by_unit: bool = Fals
     if not np.isfinite(found).all():
         return NOT_FINITE
     kind = ml_dtypes.finfo(actual.dtype)
-    least = 2 * float(kind.smallest_subnormal) + LEAST * np.abs(exact).max(initial=0)
+    least = max(2 * float(kind.smallest_subnormal), TINY) + LEAST * np.abs(exact).max(initial=0)
     least += AMPLIFIED * np.abs(rounded - exact).max(initial=0)
     largest = np.abs(exact).max(axis=tuple(range(exact.ndim - 1)) if by_unit else None, initial=0)
     excess = np.abs(found - exact) - max(TOLERANCE, 8 * float(kind.eps)) * largest

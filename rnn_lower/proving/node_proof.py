@@ -232,6 +232,7 @@ class _Comparison:
                 reason = self._compare(interpreter, case, folded)
                 if reason is not None:
                     return reason
+            interpreter.check_counting()
             branches |= interpreter.branches
         for node in self._program.all_nodes if self.evaluations else ():
             for name, body in subgraphs(node):

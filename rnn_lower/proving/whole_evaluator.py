@@ -175,8 +175,9 @@ class WholeEvaluator(ModelInterpreter):
         numbers = [self._number(operand) for operand in operands]
         flows = any(value in self._flow.elements for value in node.inputs)
         is_real = any(operand is not None and operand.dtype == np.uint64 for operand in operands)
-        # The equations of a recurrent node do not round constants, so neither do the nodes that replace it.
-        is_emitted = node.metadata_props.get("rnn_lower.op") in OP_TYPES
+        # The equations of a recurrent node round only one result of constants, the sum of the biases, so the nodes
+        # that replace it round only this one, too.
+        is_emitted = node.metadata_props.get("rnn_lower.op") in OP_TYPES and node.op_type != "Add"
         rounds = (flows or is_emitted) and is_real and node.op_type not in (*MOVES, *COMPARE, "Cast")
         if own and not rounds and all(a is None or b is not None for a, b in zip(operands, numbers, strict=True)):
             return self._computed(node, numbers)
@@ -225,8 +226,9 @@ class WholeEvaluator(ModelInterpreter):
             if is_whole or (is_hard and op in BENDS and not self.lengths):
                 self._watch_elements(node, pairs)
         elif op == "Gather":
-            table = self._table(node, pairs[0][0])
-            self.field.symbols |= {f"Gather of row {row} ({table})" for row in np.unique(pairs[1][0])}
+            if flows[1]:
+                table = self._table(node, pairs[0][0])
+                self.field.symbols |= {f"Gather of row {row} ({table})" for row in np.unique(pairs[1][0])}
         elif is_hard:
             self.field.symbols.add(f"{op} of integers ({_digest(_attributes(node), [array for array, _ in pairs])})")
 

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
 from rnn_lower.driver.legalize_rest import LEGALIZED
+from rnn_lower.proving import field
 
 INFO = helper.make_tensor_value_info
 
@@ -203,3 +204,36 @@ def test_nodes_in_any_order_are_proved(options):
     assert rnn_lower.prove(model, lowered).ok
     next(node for node in lowered.graph.node if node.op_type == "Neg").op_type = "Abs"
     assert not rnn_lower.prove(model, lowered).ok
+
+
+def test_a_random_element_that_is_small_by_chance_is_no_counter(monkeypatch):
+    """Of elements modulo a prime of 31 bits, one in eight is below 2^27, here instead of one in 8,192 below 2^17."""
+    monkeypatch.setattr(field, "SMALL", 1 << 27)
+    model, _ = build(Case("GRU", 17, T=5, N=2, H=1, I=1, optional=("B",), lbr=1, dynamic=True, outputs=("Y",)))
+    assert rnn_lower.prove(model, rnn_lower.lower(model, form="scan"), points=1).ok
+
+
+def test_sums_of_biases_inside_and_outside_of_functions():
+    """Lowering adds constant biases once, but those that a function reads at run time."""
+    model = with_own_loop()
+    second, _ = build(Case("GRU", 17, T=5, N=2, I=4, H=3, outputs=("Y",), optional=("B",)))
+    for tensor in second.graph.initializer:
+        tensor.name = f"second_{tensor.name}"
+        model.graph.initializer.append(tensor)
+    numbers = np.random.default_rng(3).uniform(-1, 1, (2, 1, 18)).astype(np.float32)
+    constants(model, sizes=[0, 0, -1], turned=numbers[0].T.copy(), plain=numbers[1])
+    inner = helper.make_node("GRU", ["x", "w", "r", "b"], ["y"], hidden_size=3)
+    model.functions.append(helper.make_function("own", "F", list("xwrb"), ["y"], [inner], model.opset_import[:1]))
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    model.graph.node.extend([
+        helper.make_node("Squeeze", ["Y", "second_axis"], ["flat"]),
+        helper.make_node("Transpose", ["turned"], ["moved"], perm=[1, 0]),
+        helper.make_node("F", ["flat", "second_W", "second_R", "moved"], ["called"], domain="own"),
+        helper.make_node("GRU", ["flat", "second_W", "second_R", "plain"], ["direct"], hidden_size=3),
+    ])  # fmt: skip
+    constants(model, second_axis=[1])
+    model.graph.output.extend(INFO(name, TensorProto.FLOAT, None) for name in ("called", "direct"))
+    lowered = rnn_lower.lower(model, loops=True)
+    proof = rnn_lower.prove(model, lowered)
+    assert proof.whole
+    assert proof.ok, proof.reasons
