@@ -18,7 +18,7 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.walk import constant
+from rnn_lower.ir.walk import constant, known_tensor
 
 TANH_IS_ONE = 20.0
 """1 - tanh(20) is below half a unit in the last place of a double; from 19.07 on, tanh rounds to 1."""
@@ -83,7 +83,9 @@ def _operand(node: ir.Node | None, index: int = 0) -> ir.Value | None:
 def _clip(node: ir.Node) -> tuple[ir.Value, float, float] | None:
     bounds = []
     for index, name in enumerate(("min", "max"), 1):
-        attribute = node.attributes.get(name)
+        attribute, operand = node.attributes.get(name), known_tensor(_operand(node, index))
+        if operand is not None and len(operand.shape) > 1:  # which onnxruntime refuses
+            return None
         bounds.append(_number(_operand(node, index)) if attribute is None else float(attribute.value))
     return _clip_bounds(_operand(node), *bounds)
 

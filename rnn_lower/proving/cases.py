@@ -21,8 +21,9 @@ ALL_VECTORS, LARGE, SHORT, MOST_VECTORS = 36, 300_000, 12, 64
 each row has each length, or, beyond SHORT steps, some row has each length; at most MOST_VECTORS.
 """
 
-MOST_PRODUCTS = 1 << 28
-"""The most multiplications of a comparison whose batch size is beyond every constant that the graph compares."""
+MOST_PRODUCTS, FEW_PRODUCTS = 1 << 28, 1 << 24
+"""The most multiplications of a comparison with a large batch, if the graph compares integers with constants, or not.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +73,7 @@ def choose_cases(known: Known, points: int) -> tuple[list[Case], set[str]]:
     sizes = [size for steps in _steps(known) for size in _at_length(known, steps, left_out)]
     if not sizes:
         raise OutOfScopeError("the constant sequence_lens contains a length greater than 0, but the sequence is empty")
-    if known.N is None and known.compared:
+    if known.N is None:
         sizes[-1:-1] = _large_batch(known, max(rows for _, rows, _ in sizes), left_out)
     cases = [Case(*size, point=index % points) for index, size in enumerate(sizes)]
     cases += [dataclasses.replace(cases[-1], point=point) for point in range(points) if point != cases[-1].point]
@@ -113,9 +114,9 @@ def _at_length(known: Known, steps: int, left_out: set[str]) -> list[Sizes]:
 
 def _large_batch(known: Known, largest: int, left_out: set[str]) -> list[Sizes]:
     """A batch with more rows than any integer that the subgraph compares. largest: the batch size so far."""
-    steps, rows = 3 if known.T is None else known.T, known.compared + 2
-    if steps * rows * known.weights > MOST_PRODUCTS:
-        left_out.add(f"the nodes are compared only for batch sizes up to {largest}")
+    steps, rows = 3 if known.T is None else known.T, max(known.compared, *LONGER) + 2
+    if steps * rows * known.weights > (MOST_PRODUCTS if known.compared else FEW_PRODUCTS):
+        left_out |= {f"the nodes are compared only for batch sizes up to {largest}"} if known.compared else set()
         return []
     cycle = itertools.cycle(range(-1, steps + 2) if steps else (-1, 0))
     return [(steps, rows, tuple(itertools.islice(cycle, rows)) if known.has_lengths else None)]

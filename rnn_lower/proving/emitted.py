@@ -61,12 +61,12 @@ def _clip(call: Call) -> str:
 
 
 def _cast(call: Call) -> str:
-    """A Cast; narrow integers are out of scope, because long sequences would wrap around."""
+    """A Cast; narrow integers are out of scope, because they may wrap around."""
     dtype = cast_type(call.attribute("to"))
     exact = dtype in (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.BOOL)
     return (
         ""
-        if exact or call[0].dtype != np.int64
+        if exact or call[0].dtype == np.uint64
         else f"{call.label} casts integers to {dtype.name}, which the proof does not support"
     )
 
@@ -214,8 +214,8 @@ class EmittedInterpreter(Interpreter):
 
     def _execute(self, node: ir.Node) -> Sequence[Array]:
         results = super()._execute(node)
-        if node.op_type in ("Add", "Sub") and results[0].dtype == np.int64 and np.abs(results[0]).max(initial=0) >> 31:
-            raise OutOfScopeError(f"{node.op_type} '{node.name}' computes integers of more than 31 bits")
+        if node.op_type in ("Add", "Sub") and results[0].dtype != np.bool_:
+            self._check_sum(node, results[0])
         if node.op_type in WITH_BODIES and len(results) != len(node.outputs):
             raise WrongError(f"{node.op_type} '{node.name}' has {len(node.outputs)} outputs instead of {len(results)}")
         if self.recorded is not None:
@@ -265,6 +265,17 @@ class EmittedInterpreter(Interpreter):
                 text = f"{call.label} compares integers with {np.abs(array).max()}"
                 raise OutOfScopeError(f"{text}, but the longest sequence of the proof has {most - 1} steps")
 
+    def _check_sum(self, node: ir.Node, total: Array) -> None:
+        """Raise OutOfScopeError if integers are far beyond the compared lengths, or note floats that seem to be."""
+        if total.dtype == np.int64:
+            most = int(np.abs(total).max(initial=0))
+            if most >> 31 or (self.longest is not None and most > self.longest + 2):
+                raise OutOfScopeError(
+                    f"{node.op_type} '{node.name}' computes the integer {most}, which is above all sizes of the proof"
+                )
+        elif self.longest is not None:
+            self._note(node, self.longest + 2, total)
+
     def _check_bound(self, call: Call, longest: int) -> None:
         """Note floats that are combined with a number beyond the compared lengths, and whether they seem to count."""
         if call.node not in self._bounds:
@@ -275,9 +286,21 @@ class EmittedInterpreter(Interpreter):
                 for is_known, array in zip(known, numbers, strict=True)
             ]
         for most, count in zip(self._bounds[call.node], (call[1], call[0]), strict=True):
-            if most > longest and count.any():
-                is_random = self.field.small(count) is None
-                self._counting[call.node] = 0 if is_random else self._counting.get(call.node, most)
+            if most > longest:
+                self._note(call.node, 0, count, most)
+
+    def _note(self, node: ir.Node, longest: int, floats: Array, most: int = 0) -> None:
+        """Note that floats of a node are small integers above `longest`, so that they may count, or that they are not.
+
+        most: the number with which they are combined; by default their own largest.
+        """
+        if self._counting.get(node) == 0 or not floats.any():
+            return
+        small = self.field.small(floats)
+        if small is None:
+            self._counting[node] = 0
+        elif (largest := int(np.abs(small).max())) > longest:
+            self._counting[node] = most or largest
 
     def check_counting(self) -> None:
         """Raise OutOfScopeError if floats count to a number beyond the compared lengths: those that were always small.

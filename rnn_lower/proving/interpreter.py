@@ -257,7 +257,8 @@ class Interpreter:
         operands = [array for array in self._operands(node) if array is not None]
         body = node.attributes["body"].as_graph()
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-        if "directions" in attributes or attributes["num_scan_inputs"] < 1 or len(operands) < len(node.inputs):
+        is_old = self._graph.opset < 9
+        if is_old or attributes["num_scan_inputs"] < 1 or len(operands) < len(node.inputs):
             raise OutOfScopeError(f"Scan '{node.name}' is of version 8 or has no scan input")
         count = len(operands) - attributes["num_scan_inputs"]
         states, sequences = operands[:count], operands[count:]

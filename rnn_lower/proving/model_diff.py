@@ -19,7 +19,7 @@ from rnn_lower.options import OP_TYPES
 from rnn_lower.proving.inline import without_made_calls
 from rnn_lower.shapes.shape_info import RESHAPES
 from rnn_lower.transforms.fold import FOLDED
-from rnn_lower.transforms.strip_weights import malformed, sizes_of
+from rnn_lower.transforms.strip_weights import malformed, misdeclared, sizes_of, without_annotations
 
 WEIGHT_PATH = ("Cast", "Concat", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
 """Operators between a weight and a recurrent node, which lowering may remove together with the node."""
@@ -57,7 +57,19 @@ def new_faults(old: Document, new: Document) -> list[str]:
         for document in (old, new):
             _ = document.model  # which sorts the outline: onnxruntime accepts any order, the checker does not
         error = "" if malformed(old.outline) else malformed(new.outline)
-    return [*faults, f"onnx's checker reports that the lowered model is invalid: {error}"] if error else faults
+    if error:
+        return [*faults, f"onnx's checker reports that the lowered model is invalid: {error}"]
+    error = "" if faults else new_misdeclaration(old.outline, new.outline)
+    return [*faults, f"onnx's inference reports that the lowered model is invalid: {error}"] if error else faults
+
+
+def new_misdeclaration(old: onnx.ModelProto, new: onnx.ModelProto) -> str:
+    """An error that strict inference finds only in the new outline, or ""; without declarations if both have errors."""
+    wrong = misdeclared(new)
+    if not wrong or not misdeclared(old):
+        return wrong
+    wrong = misdeclared(without_annotations(new))
+    return "" if misdeclared(without_annotations(old)) else wrong
 
 
 def _repeated_names(model: onnx.ModelProto) -> set[str]:
@@ -110,6 +122,22 @@ def _read_early(graph: protobuf.Holder) -> set[str]:
     return early
 
 
+def _redefined_values(model: onnx.ModelProto) -> set[str]:
+    """Values of bodies in functions whose name the function also gives to a value of its own; onnxruntime refuses."""
+    redefined = set[str]()
+    for function in model.functions:
+        own = {*function.input, *(name for node in function.node for name in node.output if name)}
+        bodies = [
+            inner for node in function.node for body in protobuf.graphs_of(node) for inner in protobuf.graphs_in(body)
+        ]
+        for body in bodies:
+            redefined |= own & {
+                *(value.name for value in body.input),
+                *(name for node in body.node for name in node.output),
+            }
+    return redefined
+
+
 def _unshaped_loop_inputs(model: onnx.ModelProto) -> set[str]:
     """Iteration numbers and conditions of Loops that do not declare their rank, which onnxruntime requires."""
     loops = (node for holder in protobuf.holders(model) for node in holder.node if node.op_type == "Loop")
@@ -135,6 +163,7 @@ _FAULTS: Mapping[str, Callable[[onnx.ModelProto], set[str]]] = {
     "the declaration of '{}' has no tensor element type": _untyped_values,
     "the declaration of '{}' has a negative size": _negative_sizes,
     "tensor '{}' has data in several fields": _ambiguous_tensors,
+    "a body in a function defines '{}', as does the function": _redefined_values,
     "body input '{}' of a Loop declares no shape": _unshaped_loop_inputs,
     "a node of a body reads '{}' before it is computed": _read_too_early,
     "several nodes have the name '{}'": _repeated_names,

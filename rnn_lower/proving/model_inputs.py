@@ -46,7 +46,7 @@ def fixed_sizes(original: ir.Model, lowered: onnx.ModelProto) -> dict[tuple[str,
         (str(value.name), axis): dim.dim_value
         for value in required_inputs(original)
         for axis, dim in enumerate(known.get(value.name, ()))
-        if dim.HasField("dim_value") and dim.dim_value >= 0 and not isinstance(symbol(value, axis), int)
+        if dim.HasField("dim_value") and dim.dim_value > 0 and not isinstance(symbol(value, axis), int)
     }
 
 

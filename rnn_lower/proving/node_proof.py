@@ -154,7 +154,7 @@ class _Comparison:
         """The cases to compare; what they omit is recorded."""
         second, states = 0 if self._node.layout else 1, ("initial_h", "initial_c")
         N = self._size(("X", second), ("sequence_lens", 0), *((name, 1 - self._node.layout) for name in states))
-        N = self._folded.get("batch_size") if N is None else N
+        self._batch_size = N = self._folded.get("batch_size") if N is None else N
         weights = math.prod(filter(None, (self._size(("R", axis)) for axis in range(3))))
         has_lengths = "sequence_lens" in self._inputs
         known = Known(
@@ -227,6 +227,8 @@ class _Comparison:
             interpreter = EmittedInterpreter(field, limits, self._deadline)
             if self._length is None:
                 interpreter.longest = max(*LONGER, self._program.largest_compared + 1)
+            elif self._batch_size is None:
+                interpreter.longest = max(self._length, LENGTHS, self._program.largest_compared + 1)
             for case in cases[point]:
                 check_time(self._deadline)
                 reason = self._compare(interpreter, case, folded)

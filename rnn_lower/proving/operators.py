@@ -402,7 +402,10 @@ def _slice(call: Call) -> Array:
 
 def _split(call: Call) -> list[Array]:
     x, axis, sizes = call[0], call.attribute("axis", 0), call.parameter("split", 1)
-    is_uneven = call.attribute("num_outputs") is not None
+    count = call.attribute("num_outputs")
+    is_uneven = count is not None
+    if is_uneven and (sizes is not None or count != len(call.node.outputs)):
+        raise WrongError(f"num_outputs of {call.label} does not match its other inputs and outputs")
     if sizes is None:
         count = len(call.node.outputs)
         if x.shape[axis] % count and not is_uneven:
@@ -432,6 +435,8 @@ def _flatten(call: Call) -> Array:
 
 def _squeeze(call: Call) -> Array:
     axes = call.parameter("axes", 1)
+    if axes is not None and not axes:
+        raise OutOfScopeError(f"the axes of {call.label} are empty, which runtimes interpret differently")
     return np.squeeze(call[0], None if axes is None else tuple(axes))
 
 

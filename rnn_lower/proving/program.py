@@ -16,6 +16,9 @@ from rnn_lower.proving.operators import OutOfScopeError, WrongError
 from rnn_lower.transforms.evaluate import evaluate_node
 from rnn_lower.transforms.strip_weights import UNSEEN
 
+TABLES = ("Gather", "Slice", "Split")
+"""Operators that select from their first operand at positions that the others give."""
+
 MOST_FOLDED = 1 << 20
 """The most elements of a constant of floats that is evaluated to find integers."""
 
@@ -88,7 +91,9 @@ class Program(Graph):
             (schema.min_output, node.outputs, schema.max_output),
         )
         wrong = malformed(node, self.opset)
-        if UNSEEN in node.metadata_props:
+        if any(attribute.is_ref() for attribute in node.attributes.values()):
+            wrong = "it has an attribute that refers to an attribute of its function"
+        elif UNSEEN in node.metadata_props:
             wrong = "it has an attribute of a type that the nodes written by lowering never have"
         elif unknown := unknown_attributes(node, self.opset):
             wrong = f"opset {self.opset} does not allow attribute '{min(unknown)}'"
@@ -129,14 +134,17 @@ class Program(Graph):
         self.folded = known.keys()
 
     def _collect_compared(self, node: ir.Node, known: Mapping[ir.Value | None, np.ndarray]) -> None:
-        """Update the largest compared integer: an operand of COMPARE, or the number of rows of a table."""
+        """Update the largest compared integer: an operand of COMPARE, or the largest size of a constant table."""
         for value in node.inputs if node.op_type in COMPARE else ():
             array = known.get(value, constant(value) if _is_integer(value) else None)
             if array is not None and array.dtype.kind in "iu":
                 self.largest_compared = int(np.abs(array.astype(np.int64)).max(initial=self.largest_compared))
-        table = known_tensor(node.inputs[0]) if node.op_type == "Gather" else None
-        if table is not None and not (node.inputs[1] in known or _is_folded(node.inputs[1])):
-            self.largest_compared = max(self.largest_compared, *table.shape.numpy()[:1])
+        if node.op_type in TABLES and not all(
+            value is None or value in known or _is_folded(value) for value in node.inputs[1:]
+        ):
+            table = known.get(node.inputs[0], known_tensor(node.inputs[0]))
+            sizes = [] if table is None else map(int, table.shape)
+            self.largest_compared = max([self.largest_compared, *sizes])
 
 
 def _is_integer(value: ir.Value | None) -> bool:

@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
@@ -21,6 +20,7 @@ from rnn_lower.proving import float_run
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.integer_flow import IntegerFlow
 from rnn_lower.proving.interpreter import NoStepsError, check_time
+from rnn_lower.proving.model_diff import new_misdeclaration
 from rnn_lower.proving.model_inputs import overridable_inputs, overrides, required_inputs
 from rnn_lower.proving.node_proof import FAILURE
 from rnn_lower.proving.operators import OutOfScopeError, UndefinedError, WrongError
@@ -38,7 +38,6 @@ from rnn_lower.proving.whole_inputs import (
 )
 from rnn_lower.proving.whole_model import limits_of
 from rnn_lower.transforms.inline import inlined
-from rnn_lower.transforms.strip_weights import misdeclared, without_annotations
 
 TRIED_NUMBERS = 256
 """The maximum number of compared constants to try as integer inputs."""
@@ -86,7 +85,7 @@ def prove_whole(
     models = [document.model for document in documents]
     if changed := [*_interface(*models)]:
         return Proof((), tuple(changed), whole=True)
-    wrong = _new_misdeclaration(*(document.outline for document in documents))
+    wrong = new_misdeclaration(*(document.outline for document in documents))
     verdict, reason, evaluations = DIFFERENT if wrong else OUT_OF_SCOPE, wrong, 0
     for folded in () if wrong else (True, False):
         try:
@@ -108,14 +107,6 @@ def prove_whole(
     what = "the two models are" if verdict == DIFFERENT else "the comparison is"
     unproved = (f"{what} {verdict}: {reason}",) if not rows and verdict != PROVED else ()
     return Proof(proofs, unproved, whole=True)
-
-
-def _new_misdeclaration(old: onnx.ModelProto, new: onnx.ModelProto) -> str:
-    """An error that strict inference finds only in the new outline, or ""; without declarations if both have errors."""
-    if not misdeclared(old):
-        return misdeclared(new)
-    old, new = without_annotations(old), without_annotations(new)
-    return "" if misdeclared(old) else misdeclared(new)
 
 
 def _rows(before: ir.Model, after: ir.Model) -> list[tuple[str, str]]:

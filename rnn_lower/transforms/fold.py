@@ -26,6 +26,9 @@ from rnn_lower.transforms.strip_weights import without_annotations
 MARK = "rnn_lower.index"
 """The metadata key that identifies a node of the copy after inlining and folding."""
 
+UNSURE = ("Resize", "Unique", "Upsample")
+"""Operators for which onnx's evaluator, which folds constants, and onnxruntime return different results."""
+
 SMALL = ("ConstantOfShape", "Transpose", "Expand", "Tile")
 """Operators that onnxscript does not fold, so that constants do not grow; constants of shapes are small."""
 
@@ -133,7 +136,7 @@ def _is_small(node: ir.Node) -> bool | None:
 
     False if its evaluator is wrong, for a Slice that runs backwards from before the first element.
     """
-    if _is_backwards(node):
+    if _is_backwards(node) or (node.op_type in UNSURE and node.domain in DEFAULT_DOMAINS):
         return False
     if node.op_type not in SMALL or node.domain not in DEFAULT_DOMAINS:
         return None

@@ -449,3 +449,25 @@ def test_a_loop_without_states_gets_no_input(opset):
     (loop,) = (node for node in folded.graph.node if "v0" in node.output)
     assert list(loop.input) == ["p", "yes"]
     assert rnn_lower.prove(model, folded).ok
+
+
+@pytest.mark.parametrize("op", ["Unique", "Resize"])
+def test_what_evaluators_compute_differently_is_not_folded(op):
+    """onnx's evaluator sorts what Unique must not sort, and resizes to one element in another way."""
+    model = model_of([("Add", ["x", "number"], {})], np.array([0]))
+    constants = {"table": np.array([3, 1, 3, 2], np.float32), "sizes": np.array([1]), "zero": np.array([0])}
+    if op == "Unique":
+        node = helper.make_node("Unique", ["table"], ["all"], sorted=0)
+    else:
+        constants |= {"table": constants["table"][None], "sizes": np.array([1, 1])}
+        node = helper.make_node(
+            "Resize", ["table", "", "", "sizes"], ["all"], mode="linear",
+            coordinate_transformation_mode="pytorch_half_pixel",
+        )  # fmt: skip
+    model.graph.node.insert(0, helper.make_node("Gather", ["all", "zero"], ["number"]))
+    model.graph.node.insert(0, node)
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+    folded = rnn_lower.lower(model, fold=True)
+    assert op in [node.op_type for node in folded.graph.node]
+    feeds = {"x": X}
+    close(run_onnxruntime(folded, feeds), run_onnxruntime(model, feeds))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import onnx
 import pytest
@@ -237,3 +239,157 @@ def test_sums_of_biases_inside_and_outside_of_functions():
     proof = rnn_lower.prove(model, lowered)
     assert proof.whole
     assert proof.ok, proof.reasons
+
+
+def size_of(model: onnx.ModelProto, axis: int, to: int | None = None) -> str:
+    """A marked node that computes the size of an axis of X, as an integer or cast to another type."""
+    constants(model, which=axis)
+    add(model, "Shape", ["X"], "shape_of_X")
+    add(model, "Gather", ["shape_of_X", "which"], "size_as_integer")
+    if to is not None:
+        add(model, "Cast", ["size_as_integer"], "size_as_number", to=to)
+    return "size_as_integer" if to is None else "size_as_number"
+
+
+def added(model: onnx.ModelProto, *steps: tuple[str, list[str]]) -> None:
+    """Compute Y as the sum of its former value and the result of these nodes."""
+    before, names = behind(model), [f"step{k}" for k in range(len(steps))]
+    for (op, inputs), name in zip(steps, names, strict=True):
+        add(model, op, inputs, name)
+    add(model, "Add", [before, names[-1]], "Y")
+
+
+def table(model: onnx.ModelProto) -> None:
+    """The 46th of 500 numbers is not 0; Identity hides the table."""
+    size = size_of(model, 0)
+    constants(model, numbers=np.eye(1, 500, 45, dtype=np.float32)[0])
+    added(model, ("Identity", ["numbers"]), ("Gather", ["step0", size]))
+
+
+def table_on_another_axis(model: onnx.ModelProto) -> None:
+    before, size = behind(model), size_of(model, 0)
+    constants(model, numbers=np.eye(1, 500, 45, dtype=np.float32))
+    add(model, "Gather", ["numbers", size], "number", axis=1)
+    add(model, "Add", [before, "number"], "Y")
+
+
+def floats_in_two_steps(model: onnx.ModelProto) -> None:
+    size = size_of(model, 0, TensorProto.FLOAT)
+    constants(model, limit=np.float32(22))
+    added(model, ("Sub", [size, "limit"]), ("Sub", ["step0", "limit"]), ("Relu", ["step1"]))
+
+
+def integers_in_two_steps(model: onnx.ModelProto) -> None:
+    before, size = behind(model), size_of(model, 0)
+    constants(model, limit=22, zero=0)
+    add(model, "Sub", [size, "limit"], "less")
+    add(model, "Sub", ["less", "limit"], "least")
+    add(model, "Max", ["least", "zero"], "beyond")
+    add(model, "Cast", ["beyond"], "number", to=TensorProto.FLOAT)
+    add(model, "Add", [before, "number"], "Y")
+
+
+def rows_as_floats(model: onnx.ModelProto) -> None:
+    size = size_of(model, 1, TensorProto.FLOAT)
+    constants(model, limit=np.float32(10))
+    added(model, ("Sub", [size, "limit"]), ("Relu", ["step0"]))
+
+
+def narrow_integers(model: onnx.ModelProto) -> None:
+    """0 - 1 is 255 in 8 bits, from the 45th step on."""
+    before, size = behind(model), size_of(model, 0)
+    constants(model, limit=45, nothing=np.zeros((), np.uint8))
+    add(model, "Less", ["limit", size], "long")
+    add(model, "Cast", ["long"], "one", to=TensorProto.UINT8)
+    add(model, "Sub", ["nothing", "one"], "wrapped")
+    add(model, "Cast", ["wrapped"], "number", to=TensorProto.FLOAT)
+    add(model, "Add", [before, "number"], "Y")
+
+
+BEYOND = [
+    table, table_on_another_axis, floats_in_two_steps, integers_in_two_steps, rows_as_floats, narrow_integers
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", BEYOND)
+def test_numbers_beyond_the_compared_sizes(change):
+    model, feeds = build(Case("GRU", 17, T=5, N=2, outputs=("Y",)))
+    free(free(model, 0), 1)
+    lowered = rnn_lower.lower(model)
+    change(lowered)
+    long = {"X": np.resize(feeds["X"], (45 + (change is not table and change is not table_on_another_axis), 12, 3))}
+    (wanted,), (actual,) = run_onnxruntime(model, long), run_onnxruntime(lowered, long)
+    assert not np.allclose(wanted, actual, atol=1e-3)
+    (wanted,), (actual,) = run_onnxruntime(model, feeds), run_onnxruntime(lowered, feeds)
+    assert np.allclose(wanted, actual, atol=1e-6)
+    assert not rnn_lower.prove(model, lowered).ok
+
+
+def wrong_split(model: onnx.ModelProto) -> None:
+    before = behind(model)
+    add(model, "Split", [before], "first", axis=0, num_outputs=3)
+    model.graph.node[-1].output.append("second")
+    add(model, "Concat", ["first", "second"], "Y", axis=0)
+
+
+def empty_axes(model: onnx.ModelProto) -> None:
+    before = behind(model)
+    constants(model, none=np.zeros(0, np.int64))
+    add(model, "Squeeze", [before, "none"], "Y")
+
+
+def high_bounds(model: onnx.ModelProto) -> None:
+    before = behind(model)
+    constants(model, low=np.full((1, 1), -2, np.float32), high=np.full((1, 1), 2, np.float32))
+    add(model, "Clip", [before, "low", "high"], "Y")
+
+
+@pytest.mark.parametrize("change", [wrong_split, empty_axes, high_bounds])
+def test_operands_that_onnxruntime_refuses_or_takes_otherwise(change):
+    model, feeds = build(Case("GRU", 18, T=6, N=2, outputs=("Y",)))
+    lowered = rnn_lower.lower(model)
+    change(lowered)
+    assert not rnn_lower.prove(model, lowered).ok
+    with contextlib.suppress(Exception):  # onnxruntime
+        (wanted,), (actual,) = run_onnxruntime(model, feeds), run_onnxruntime(lowered, feeds)
+        assert wanted.shape != actual.shape
+
+
+def test_a_scan_of_version_9_is_no_scan_of_version_8():
+    model, _ = build(Case("GRU", 9, T=5, N=2, outputs=("Y",)))
+    lowered = rnn_lower.lower(model, form="scan")
+    for changed in (model, lowered):
+        changed.opset_import[0].version = 8
+    assert not rnn_lower.prove(model, lowered).ok
+
+
+def test_an_attribute_of_an_emitted_node_refers_to_nothing():
+    model, _ = build(Case("GRU", 17, T=5, N=2, outputs=("Y",), place="function"))
+    model.functions[0].attribute.append("number")
+    lowered = rnn_lower.lower(model)
+    assert rnn_lower.prove(model, lowered).ok
+    node = next(node for function in lowered.functions for node in function.node if node.op_type == "Constant")
+    attribute = onnx.AttributeProto(name=node.attribute[0].name, type=node.attribute[0].type, ref_attr_name="number")
+    node.attribute[0].CopyFrom(attribute)
+    assert not rnn_lower.prove(model, lowered).ok
+
+
+def test_a_lowered_model_that_takes_no_steps_is_not_proved():
+    model, _ = build(Case("GRU", 17, T=5, N=2, outputs=("Y",)))
+    lowered = rnn_lower.lower(free(model, 0))
+    lowered.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 0
+    assert not rnn_lower.prove(model, lowered).ok
+
+
+def test_a_body_of_a_function_redefines_nothing():
+    model, _ = build(Case("RNN", 17, "bidirectional", T=5, N=2, outputs=("Y", "Y_h")))
+    lowered = rnn_lower.lower(model, form="scan", as_function=True)
+    assert rnn_lower.prove(model, lowered).ok
+    (function,) = lowered.functions
+    scan = next(node for node in function.node if node.op_type == "Scan")
+    body = next(attribute.g for attribute in scan.attribute if attribute.name == "body")
+    old, new = body.node[0].output[0], function.node[-1].output[0]
+    for node in body.node:
+        node.input[:] = [new if name == old else name for name in node.input]
+        node.output[:] = [new if name == old else name for name in node.output]
+    assert not rnn_lower.prove(model, lowered).ok
