@@ -98,7 +98,7 @@ class GraphEditor:
         self.graph, self.opset = document.proto.graph, opset_of(document.proto) or 0
         self.names = Names(used_names(document.model))
         self.reset = self.names.unique("reset") if reset else None
-        self._rows: Size | None = None
+        self.rows: Size | None = None
         self._chains: dict[int, list[tuple[onnx.NodeProto, onnx.GraphProto]]] = {}
         self._find_chains(self.graph, [])
         self._first = graph_builder(document.proto, MADE.rstrip("/"), self.names)
@@ -138,9 +138,9 @@ class GraphEditor:
                 raise UnsupportedError(
                     f"--reset: the caller provides state '{theirs[0]}', so only the caller can reset it; drop --reset"
                 )
-            if self._rows is None:
+            if self.rows is None:
                 raise UnsupportedError("--reset: the model has no internal state to reset; drop --reset")
-            self.graph.input.append(declared(self.reset, ir.DataType.BOOL, (self._rows,)))
+            self.graph.input.append(declared(self.reset, ir.DataType.BOOL, (self.rows,)))
         self._forget_lengths()
         self._insert(self.graph, self._dead())
         put_around(self.graph, self._first, ())
@@ -193,11 +193,11 @@ class GraphEditor:
         if axis is None:
             raise UnsupportedError(f"--reset: the batch axis of state '{source}' is unknown; drop --reset")
         rows = shape[axis]
-        if self._rows not in (None, rows) or len(rows.of) > 1 or (rows.of and rows.times != 1):
+        if self.rows not in (None, rows) or len(rows.of) > 1 or (rows.of and rows.times != 1):
             raise UnsupportedError(
                 f"--reset: state '{source}' does not have one row for each row of the batch; drop --reset"
             )
-        self._rows = rows
+        self.rows = rows
         rank = [-1 if k == axis else 1 for k in range(len(shape))]
         mask = site.before.reshape(ir.Value(name=self.reset), rank, "mask")
         start = constant(first, ir.DataType.from_numpy(first.dtype), "first")

@@ -14,6 +14,7 @@ import onnx
 
 from rnn_lower import untrusted
 from rnn_lower.errors import RnnLowerError
+from rnn_lower.ir import protobuf
 from rnn_lower.shapes.sizes import GROWS, Size
 
 KEY = "rnn_lower.stream"
@@ -111,6 +112,18 @@ def read_plan(model: onnx.ModelProto) -> Plan | None:
             f"the metadata entry '{KEY}' of the model is damaged; create the model again (rnn-lower stream)"
         ) from None
     return plan
+
+
+def batch_size(graph: onnx.GraphProto, streams: Mapping[str, int]) -> int | str | None:
+    """The declared size of the first axis of the stream's first input that does not count frames, or None.
+
+    streams: by input, the axis that counts frames.
+    """
+    declared = {value.name: protobuf.dims_of(value) for value in graph.input}
+    for name, axis in streams.items():
+        rest = [dim for k, dim in enumerate(declared.get(name) or ()) if k != axis]
+        return rest[0] if rest else None
+    return None
 
 
 def _is_of(plan: Plan, model: onnx.ModelProto) -> bool:

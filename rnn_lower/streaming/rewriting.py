@@ -26,7 +26,7 @@ from rnn_lower.streaming.axis_info import AxisInfo
 from rnn_lower.streaming.causality import CausalityAnalysis
 from rnn_lower.streaming.data_flow import inputs_of
 from rnn_lower.streaming.graph_editor import GraphEditor
-from rnn_lower.streaming.plan import FIXED, LAST, Plan, read_plan
+from rnn_lower.streaming.plan import FIXED, LAST, Plan, batch_size, read_plan
 from rnn_lower.streaming.recurrent_states import Recurrence
 from rnn_lower.streaming.shapes import FixedLengthError
 from rnn_lower.streaming.state_caches import CARRIED, Cache, DelayBuffer, Joined
@@ -135,6 +135,12 @@ def _written(
     editor: GraphEditor, inputs: Mapping[str, int], outputs: Mapping[str, int | str], **properties: Any
 ) -> Plan:
     """The plan of a rewritten model, which is also stored in its metadata."""
+    batch = batch_size(editor.graph, inputs)
+    if editor.rows is not None and editor.rows.number not in (None, batch) and batch is not None:
+        raise UnsupportedError(
+            f"--reset: the states have {editor.rows.number} rows, but the batch size is {batch}, because the batch is "
+            "merged with other axes; drop --reset"
+        )
     editor.finish()
     editor.pair_left()
     states = tuple({state.input: state for state in editor.states}.values())  # several nodes may share lengths

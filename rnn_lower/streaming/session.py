@@ -13,11 +13,12 @@ import onnx_ir as ir
 
 from rnn_lower.checking.runners import open_onnxruntime
 from rnn_lower.errors import RnnLowerError, one_line, public
+from rnn_lower.ir import protobuf
 from rnn_lower.ir.walk import recurrent_nodes
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
-from rnn_lower.shapes.sizes import GROWS
-from rnn_lower.streaming.plan import LAST, Plan, State, read_plan
+from rnn_lower.shapes.sizes import GROWS, Size
+from rnn_lower.streaming.plan import LAST, Plan, State, batch_size, read_plan
 
 Feeds = dict[str, np.ndarray]
 
@@ -42,9 +43,12 @@ class StreamingSession:
         self.plan = plan_with(document, states)
         self._outputs = [value.name for value in document.proto.graph.output]
         self._inputs = [str(value.name) for value in document.model.graph.inputs if not value.is_initializer()]
+        self._batch = batch_size(document.proto.graph, self.plan.inputs)
         self._known = {str(value.name) for value in document.model.graph.inputs}
         self._fused = next(recurrent_nodes(document.model), None) is not None
         self._run = run or _with_errors(open_onnxruntime(document, path))
+        declared = {value.name: protobuf.dims_of(value) for value in document.proto.graph.input}
+        self._resettable = next(iter(declared.get(str(self.plan.reset)) or ()), None)
         self._begin: Feeds = {}
         self._state: Feeds = {}
 
@@ -96,7 +100,8 @@ class StreamingSession:
                 )
             if state.rows is None:
                 raise RnnLowerError(f"the batch axis of state '{state.input}' is unknown; reset all rows")
-            if state.shape and (size := state.shape[state.rows]).of and (size.times != 1 or len(size.of) > 1):
+            rows_of_state = state.shape[state.rows] if state.shape else None
+            if rows_of_state is not None and not self._is_batch(rows_of_state):
                 raise RnnLowerError(
                     f"the batch axis of state '{state.input}' is merged with other axes, so individual rows cannot be"
                     " reset; reset all rows"
@@ -112,6 +117,12 @@ class StreamingSession:
                 raise RnnLowerError(f"rows {rows!r} of state '{state.input}': {error}") from None
             after[state.input] = now
         self._state |= after
+
+    def _is_batch(self, rows: Size) -> bool:
+        """Whether a state with so many rows has one for each row of the batch."""
+        if rows.of:
+            return rows.times == 1 and len(rows.of) == 1
+        return self._batch is None or rows.number == self._batch
 
     @property
     def state(self) -> Feeds:
@@ -188,9 +199,15 @@ class StreamingSession:
         return {symbol: feeds[name].shape[axis] for symbol, (name, axis) in sites if name in feeds}
 
     def _rows(self, chunk: Feeds) -> int:
-        state: State = next(state for state in self.plan.states if state.first is not None)
-        assert state.rows is not None  # checked when reset was added
-        return int(np.shape(chunk[state.input])[state.rows])
+        """The number of rows that can be reset; packed states do not tell it."""
+        if isinstance(self._resettable, int):
+            return self._resettable
+        counts = (
+            np.shape(chunk[state.input])[state.rows]
+            for state in self.plan.states
+            if state.first is not None and state.rows is not None
+        )
+        return int(next(counts))
 
 
 def _with_errors(run: Callable[[Feeds], Sequence[Any]]) -> Callable[[Feeds], Sequence[Any]]:

@@ -150,7 +150,7 @@ def staged_states(destination: str | os.PathLike[str], plan: Plan) -> Iterator[C
     Yields a function that commits the model and then renames the file. The old states are moved away first, so that a
     killed run leaves no model beside the states of another; the model's metadata contains its states, too.
     """
-    path, held = Path(os.path.realpath(destination)), {s.input: s.first for s in plan.states if s.first is not None}
+    path, held = Path(os.path.realpath(destination)), plan.first(dict.fromkeys(plan.symbols, 1))
     if str(destination) == "-" or (path.exists() and not path.is_file()) or not (held or _has_states(path)):
         yield lambda commit: commit()
         return

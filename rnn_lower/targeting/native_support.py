@@ -93,7 +93,8 @@ def features(node: RecurrentNode) -> list[str]:
     """Return the features of a node in addition to "plain"."""
     lengths = node.inputs.get("sequence_lens")
     listed, names = _listed(node), _names(node)
-    named = "activations" in node.node.attributes and names == {DEFAULTS[node.op_type]}
+    defaults = DEFAULTS["LSTM" if node.is_quantized else node.op_type]
+    named = "activations" in node.node.attributes and names == {defaults}
     has = {
         "no bias": "B" not in node.inputs,
         "initial states": any(name.startswith("initial") for name in node.inputs),
@@ -110,7 +111,7 @@ def features(node: RecurrentNode) -> list[str]:
         "input_forget": node.input_forget,
         "linear_before_reset": node.linear_before_reset,
         "named activations": named,
-        "activations": node.op_type != "RNN" and names != {DEFAULTS[node.op_type]},
+        "activations": node.op_type != "RNN" and names != {defaults},
     }
     other_functions = sorted(names - {DEFAULTS["RNN"]}) if node.op_type == "RNN" else []
     return [name for name, present in has.items() if present] + [name for (name,) in other_functions]

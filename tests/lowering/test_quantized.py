@@ -122,3 +122,13 @@ def test_what_is_impossible_is_refused(tmp_path):
 def test_onnxruntime_keeps_its_own_operator():
     kept = rnn_lower.lower(build(PLAIN)[0], target="onnxruntime", keep_native=True)
     assert [node.op_type for node in kept.graph.node] == ["DynamicQuantizeLSTM"]
+
+
+def test_a_report_shows_a_quantized_node(tmp_path):
+    model, _ = build(Quantized(0))
+    onnx.save(model, tmp_path / "model.onnx")
+    assert cli.main(["report", str(tmp_path / "model.onnx"), "-o", str(tmp_path / "page.html")]) in (
+        cli.DONE,
+        cli.FAILED,
+    )
+    assert "DynamicQuantizeLSTM" in (tmp_path / "page.html").read_text()

@@ -12,6 +12,7 @@ import pytest
 from judge import close, run_onnxruntime
 from layers import Stack
 from onenode import Case, build
+from onnx import helper, numpy_helper
 from paths import ROOT
 from runners import RUNNERS, missing
 from streams import in_chunks
@@ -220,3 +221,47 @@ def test_the_example_runs(tmp_path):
         [sys.executable, ROOT / "examples" / "stream_denoiser.py"], capture_output=True, text=True, check=True
     )
     assert float(done.stdout.split(": ")[1]) < 1e-5
+
+
+def merged() -> onnx.ModelProto:
+    """A GRU over time for each of three frequencies of each row: its batch is the batch times the frequencies."""
+    rng = np.random.default_rng(0)
+    weights = {"W": rng.uniform(-1, 1, (1, 12, 5)), "R": rng.uniform(-1, 1, (1, 12, 4))}
+    held = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()]
+    sizes = {"merged": [0, -1, 5], "apart": [0, -1, 3, 4], "directions": [1]}
+    held += [numpy_helper.from_array(np.array(numbers), name) for name, numbers in sizes.items()]
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["time_first"], perm=[1, 0, 2, 3]),
+        helper.make_node("Reshape", ["time_first", "merged"], ["rows"]),
+        helper.make_node("GRU", ["rows", "W", "R"], ["states"], hidden_size=4, name="gru"),
+        helper.make_node("Squeeze", ["states", "directions"], ["squeezed"]),
+        helper.make_node("Reshape", ["squeezed", "apart"], ["y"]),
+    ]
+    declared = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes, "g", [declared("x", 1, ["b", "t", 3, 5])], [declared("y", 1, ["t", "b", 3, 4])], held
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("dims", [None, {"b": 1}, {"b": 2}])
+def test_rows_of_a_merged_batch_are_not_reset_alone(dims, tmp_path):
+    model, rows = merged(), 2 if dims is None else dims["b"]
+    session = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="t", dims=dims))
+    x = np.random.default_rng(1).standard_normal((rows, 6, 3, 5)).astype(np.float32)
+    first = session.run(x[:, :3])["y"]
+    with pytest.raises(rnn_lower.RnnLowerError, match="merged with other axes"):
+        session.reset(rows=[0])
+    close([np.concatenate([first, session.run(x[:, 3:])["y"]])], run_onnxruntime(model, {"x": x}))
+    for states in ("each", "packed"):
+        with pytest.raises(rnn_lower.RnnLowerError, match=r"drop reset|set the other sizes"):
+            rnn_lower.stream(model, axis="t", dims=dims, reset=True, states=states)
+
+
+def test_the_states_in_the_file_are_those_of_one_row(tmp_path):
+    onnx.save(merged(), tmp_path / "model.onnx")
+    rnn_lower.stream_file(tmp_path / "model.onnx", tmp_path / "out.onnx", axis="t")
+    states = dict(np.load(tmp_path / "out.state.npz"))
+    assert [array.shape for array in states.values()] == [(1, 3, 4)]
+    results = run_onnxruntime(onnx.load(tmp_path / "out.onnx"), {"x": np.ones((1, 2, 3, 5), np.float32), **states})
+    assert (2, 1, 3, 4) in [result.shape for result in results]
