@@ -174,8 +174,10 @@ def _free(document: Document) -> list[str]:
 def axes_of(document: Document, time: str) -> dict[str, int]:
     """The inputs and axes whose size has this name, or that INPUT[AXIS] names."""
     free, nameless = _free(document), (None, *NO_NAMES)
-    named = [str(dim) for name, axis, dim in _axes(document) if time == axis_name(name, axis) and dim not in nameless]
-    time = named[0] if named else time  # INPUT[AXIS] of an axis that has a name
+    wanted = time.split(",")
+    named = [str(dim) for name, axis, dim in _axes(document) if axis_name(name, axis) in wanted and dim not in nameless]
+    if len(named) == len(wanted) and len({*named}) == 1:  # INPUT[AXIS] of axes that have a name
+        time = named[0]
     streams = [
         (name, axis)
         for name, axis, dim in _axes(document)

@@ -265,3 +265,16 @@ def test_the_states_in_the_file_are_those_of_one_row(tmp_path):
     assert [array.shape for array in states.values()] == [(1, 3, 4)]
     results = run_onnxruntime(onnx.load(tmp_path / "out.onnx"), {"x": np.ones((1, 2, 3, 5), np.float32), **states})
     assert (2, 1, 3, 4) in [result.shape for result in results]
+
+
+@pytest.mark.parametrize("axis", ["t", "x[1]", "x[1],gain[1]", "gain[1],x[1]"])
+def test_axes_of_several_inputs_with_one_name(axis):
+    model = merged()
+    model.graph.input.append(helper.make_tensor_value_info("gain", 1, ["b", "t", 3, 5]))
+    model.graph.node.insert(0, helper.make_node("Mul", ["x", "gain"], ["louder"]))
+    model.graph.node[1].input[0] = "louder"
+    rng = np.random.default_rng(2)
+    feeds = {name: rng.standard_normal((2, 6, 3, 5)).astype(np.float32) for name in ("x", "gain")}
+    session = rnn_lower.StreamingSession(rnn_lower.stream(model, axis=axis))
+    parts = [session.run({name: array[:, k : k + 3] for name, array in feeds.items()})["y"] for k in (0, 3)]
+    close([np.concatenate(parts)], run_onnxruntime(model, feeds))
