@@ -182,7 +182,7 @@ class ModelPair:
         remaining = {name for node, _ in recurrent_nodes(self.lowered.model) for name in _results(node)}
         indices = [
             index for index, node in enumerate(self.nodes)
-            if (node.name, node.path) not in proved and not remaining & set(_results(node.node))
+            if node.outputs and (node.name, node.path) not in proved and not remaining & set(_results(node.node))
         ]  # fmt: skip
         live = [index for index in indices if index not in self._dead] if indices else []
         if live and proof is not None and is_folded(self.lowered.proto):  # folding renames nodes of branches

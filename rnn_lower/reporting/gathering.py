@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import functools
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,9 @@ from rnn_lower.validation import check_numbers, check_texts
 
 Failed = str
 """The reason why there is no result; it takes the place of the result."""
+
+MOST_SECONDS = 10
+"""The time to look for options that make refused lowerings work; each trial lowers the model many times."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -301,12 +305,19 @@ def _for_target(options: Options, target: str) -> Options:
 
 
 def _mends(document: Document, options: Options, trials: Mapping[str, object]) -> dict[str, str]:
-    """The options that would make a refused lowering work, by runtime; equal reasons share a trial."""
+    """The options that would make a refused lowering work, by runtime; equal reasons share a trial.
+
+    After MOST_SECONDS, the texts name the command that looks for such options.
+    """
     answers: dict[str, str] = {}
+    deadline = time.monotonic() + MOST_SECONDS
     mends: dict[str, str] = {}
     for target, refusal in trials.items():
         if isinstance(refusal, str):
             reason = refusal.replace(f"target {target}", "it")
+            if reason not in answers and time.monotonic() > deadline:
+                mends[target] = f"rnn-lower lower --target {target} looks for options that work"
+                continue
             if reason not in answers:
                 text = _or_reason(functools.partial(_lowered, document, _for_target(options, target)))
                 answers[reason] = str(text).removeprefix(f"{refusal}; ")

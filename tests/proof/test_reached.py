@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from judge import check_by_running
+from onenode import Case, build
 from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
@@ -187,3 +188,14 @@ def test_a_node_in_a_scan_that_is_in_a_branch():
     wrong = rnn_lower.lower(model)
     assert broken(wrong, "in_scan")
     assert not rnn_lower.check(model, wrong).ok
+
+
+@pytest.mark.parametrize("dims", [None, {"T": 2}])
+def test_a_node_that_nobody_reads_need_not_run(dims):
+    model, _ = build(Case("LSTM", 17, T=5, N=2, outputs=("Y",), dynamic=True))
+    model.graph.node.append(helper.make_node("Neg", ["X"], ["Z"]))
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("Z", TensorProto.FLOAT, None))
+    lowered = rnn_lower.lower(model, dims=dims)
+    assert rnn_lower.check(model, lowered).ok
+    lowered.graph.node[-1].op_type = "Abs"
+    assert not rnn_lower.check(model, lowered).ok
