@@ -13,7 +13,7 @@ import onnx_ir as ir
 from typing_extensions import Unpack
 
 from rnn_lower.driver.lower_pass import Record, lower_document, lower_in_place, lower_model, prepared
-from rnn_lower.driver.plan import read_nodes
+from rnn_lower.driver.plan import read_document, read_nodes
 from rnn_lower.driver.suggestions import unlogged
 from rnn_lower.errors import RnnLowerError, public
 from rnn_lower.ir import protobuf
@@ -449,8 +449,8 @@ def inspect_file(
     document, path = _opened(model, dims)
 
     def result() -> tuple[list[ir.Value], list[RecurrentNode]]:
-        inputs = [value for value in document.model.graph.inputs if not value.is_initializer()]
-        return inputs, read_nodes(document.model, document.shape_info)
+        plain, nodes = read_document(document)
+        return [value for value in plain.model.graph.inputs if not value.is_initializer()], nodes
 
     return _naming_file(path, result)
 

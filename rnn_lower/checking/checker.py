@@ -19,8 +19,8 @@ from rnn_lower.checking.compare import Comparison
 from rnn_lower.checking.node_runs import NodeRuns
 from rnn_lower.checking.runners import ORT, REFERENCE, Run, open_onnxruntime, open_reference
 from rnn_lower.checking.samples import Feeds
-from rnn_lower.driver.plan import read_nodes
-from rnn_lower.errors import RnnLowerError, UnsupportedError, one_line
+from rnn_lower.driver.plan import read_document
+from rnn_lower.errors import RnnLowerError, one_line
 from rnn_lower.ir.walk import opset_of, recurrent_nodes, with_bodies
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio import files
@@ -116,9 +116,11 @@ class ModelPair:
             text = f"the models have different outputs: {self.output_names} and {lowered_names}"
             raise RnnLowerError(f"{_named(self._lowered_path)}{text}")
         try:
-            self.nodes = self._read_nodes()
+            original, self.nodes = read_document(self.original)
         except RnnLowerError as error:
             raise type(error)(f"{_named(self._original_path)}{error}") from None
+        if original is not self.original:
+            self.original, self._original_path = original, None
         self.judge, self.runner = ORT, ORT
         self._run_original: Run | None = None
         self._run_lowered: Run | None = None
@@ -131,16 +133,6 @@ class ModelPair:
         refused = next((reason for node in self.nodes if (reason := refused_by_onnxruntime(node))), None)
         if refused:
             self.judge = f"{REFERENCE} ({refused})"
-
-    def _read_nodes(self) -> list[RecurrentNode]:
-        """The recurrent nodes of the original; functions that depend on the call site are inlined first."""
-        try:
-            return read_nodes(self.original.model, self.original.shape_info)
-        except UnsupportedError:
-            if not self.original.proto.functions:
-                raise
-        self.original, self._original_path = inlined_document(self.original), None
-        return read_nodes(self.original.model, self.original.shape_info)
 
     def run(
         self, candidates: Iterable[Feeds], keep: Callable[[Feeds], None] = lambda _: None

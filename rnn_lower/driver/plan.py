@@ -31,6 +31,7 @@ from rnn_lower.legalize.legalizer import drop_unread, legalize
 from rnn_lower.lowering.lowering import builder_of, lower_node
 from rnn_lower.lowering.node import LARGEST_SIZE, RecurrentNode, read_node
 from rnn_lower.lowering.quantized_lstm import lower_quantized
+from rnn_lower.modelio.document import Document
 from rnn_lower.options import Options
 from rnn_lower.shapes.shape_info import VERIFIED_SHAPES, ShapeInfo
 from rnn_lower.shapes.stale_shapes import (
@@ -42,6 +43,7 @@ from rnn_lower.shapes.stale_shapes import (
     warn_of_output,
 )
 from rnn_lower.targeting import find_target
+from rnn_lower.transforms.inline import inlined
 from rnn_lower.tune import tune, weights_in_body
 
 logger = logging.getLogger("rnn_lower")
@@ -332,6 +334,17 @@ def read_nodes(model: ir.Model, shape_info: ShapeInfo | None = None) -> list[Rec
     """All recurrent nodes of a model. shape_info: of the model, if it exists already."""
     shape_info = shape_info or ShapeInfo(model)
     return [read_node(node, scope.opset, scope.path, shape_info) for node, scope in recurrent_nodes(model)]
+
+
+def read_document(document: Document) -> tuple[Document, list[RecurrentNode]]:
+    """A document and its recurrent nodes; functions that depend on the call site are inlined in it."""
+    try:
+        return document, read_nodes(document.model, document.shape_info)
+    except UnsupportedError:
+        if not document.proto.functions:
+            raise
+    document = Document(inlined(document.proto), document.folder)
+    return document, read_nodes(document.model, document.shape_info)
 
 
 def remove_unused(values: Iterable[ir.Value]) -> None:

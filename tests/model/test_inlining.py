@@ -191,6 +191,7 @@ def test_without_folding_it_is_refused(op):
     before = original.SerializeToString(deterministic=True)
     with pytest.raises(UnsupportedError, match="lower the model with fold, which inlines the function"):
         rnn_lower.lower(original)
+    assert {node.op_type for node in rnn_lower.inspect(original)} == {op}
     assert rnn_lower.check(original, original).ok
     assert original.SerializeToString(deterministic=True) == before
 
