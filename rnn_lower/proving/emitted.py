@@ -271,7 +271,7 @@ class EmittedInterpreter(Interpreter):
             most = int(np.abs(total).max(initial=0))
             if most >> 31 or (self.longest is not None and most > self.longest + 2):
                 raise OutOfScopeError(
-                    f"{node.op_type} '{node.name}' computes the integer {most}, which is above all sizes of the proof"
+                    f"{node.op_type} '{node.name}' computes the integer {most}, which exceeds all sizes in the proof"
                 )
         elif self.longest is not None:
             self._note(node, self.longest + 2, total)

@@ -163,7 +163,7 @@ _FAULTS: Mapping[str, Callable[[onnx.ModelProto], set[str]]] = {
     "the declaration of '{}' has no tensor element type": _untyped_values,
     "the declaration of '{}' has a negative size": _negative_sizes,
     "tensor '{}' has data in several fields": _ambiguous_tensors,
-    "a body in a function defines '{}', as does the function": _redefined_values,
+    "a body in a function redefines '{}', a value of the function": _redefined_values,
     "body input '{}' of a Loop declares no shape": _unshaped_loop_inputs,
     "a node of a body reads '{}' before it is computed": _read_too_early,
     "several nodes have the name '{}'": _repeated_names,

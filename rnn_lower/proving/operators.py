@@ -405,7 +405,9 @@ def _split(call: Call) -> list[Array]:
     count = call.attribute("num_outputs")
     is_uneven = count is not None
     if is_uneven and (sizes is not None or count != len(call.node.outputs)):
-        raise WrongError(f"num_outputs of {call.label} does not match its other inputs and outputs")
+        raise WrongError(
+            f"num_outputs of {call.label} differs from its number of outputs, or input 'split' is also present"
+        )
     if sizes is None:
         count = len(call.node.outputs)
         if x.shape[axis] % count and not is_uneven:

@@ -216,7 +216,9 @@ class _Comparison:
         try:
             old = float_run.outputs(self.documents[0].proto, inputs)
         except Exception:  # the evaluator raises exceptions of any type
-            self.left_out = "the models are not compared in floating-point arithmetic, where onnx's evaluator fails"
+            self.left_out = (
+                "the proof does not compare floating-point results, because onnx's evaluator cannot run the original"
+            )
             return ""
         try:
             new = float_run.outputs(self.documents[1].proto, inputs)

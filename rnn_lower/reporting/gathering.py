@@ -316,7 +316,7 @@ def _mends(document: Document, options: Options, trials: Mapping[str, object]) -
         if isinstance(refusal, str):
             reason = refusal.replace(f"target {target}", "it")
             if reason not in answers and time.monotonic() > deadline:
-                mends[target] = f"rnn-lower lower --target {target} looks for options that work"
+                mends[target] = f"run rnn-lower lower --target {target} to find options that work"
                 continue
             if reason not in answers:
                 text = _or_reason(functools.partial(_lowered, document, _for_target(options, target)))
