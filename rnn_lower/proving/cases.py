@@ -22,8 +22,7 @@ each row has each length, or, beyond SHORT steps, some row has each length; at m
 """
 
 MOST_PRODUCTS, FEW_PRODUCTS = 1 << 28, 1 << 24
-"""The most multiplications of a comparison with a large batch, if the graph compares integers with constants, or not.
-"""
+"""The most multiplications to compare a large batch: if the graph compares integers with constants, and otherwise."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +72,7 @@ def choose_cases(known: Known, points: int) -> tuple[list[Case], set[str]]:
     sizes = [size for steps in _steps(known) for size in _at_length(known, steps, left_out)]
     if not sizes:
         raise OutOfScopeError("the constant sequence_lens contains a length greater than 0, but the sequence is empty")
-    if known.N is None:
+    if known.N is None and known.lengths is None:
         sizes[-1:-1] = _large_batch(known, max(rows for _, rows, _ in sizes), left_out)
     cases = [Case(*size, point=index % points) for index, size in enumerate(sizes)]
     cases += [dataclasses.replace(cases[-1], point=point) for point in range(points) if point != cases[-1].point]

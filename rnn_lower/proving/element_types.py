@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import LITERALS, schema_of
-from rnn_lower.proving.operators import WrongError, cast_type
+from rnn_lower.proving.operators import OutOfScopeError, WrongError, cast_type
 
 DType = ir.DataType | None
 """An element type, or None if nothing declares it."""
@@ -22,6 +22,10 @@ WIDENINGS = {
     (_F.FLOAT16, _F.FLOAT), (_F.BFLOAT16, _F.FLOAT), (_F.FLOAT, _F.DOUBLE), (_F.FLOAT16, _F.DOUBLE),
     (_F.BFLOAT16, _F.DOUBLE),
 }  # fmt: skip
+
+
+WIDE_INTEGERS = (_F.INT32, _F.INT64)
+"""Integers that sizes do not let wrap around; the proof computes without limits."""
 
 
 class ElementTypes:
@@ -94,6 +98,9 @@ class ElementTypes:
             formal = schema.inputs[min(index, len(schema.inputs) - 1)]
             if dtype is None:
                 continue
+            if dtype.is_integer() and dtype not in WIDE_INTEGERS:
+                text = f"{node.op_type} '{node.name}' has an input of type {_name(dtype)}"
+                raise OutOfScopeError(f"{text}, which the proof does not support")
             if f"tensor({_name(dtype)})" not in formal.types:
                 text = f"{node.op_type} '{node.name}' has an input of type {_name(dtype)}"
                 raise WrongError(f"{text}, which opset {self._opset} does not allow")

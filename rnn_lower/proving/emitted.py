@@ -31,7 +31,10 @@ COMPARE = ("Less", "Greater", "Max", "Min", "Add", "Sub")
 """Operators that can make a graph behave differently beyond some length."""
 
 AT_AN_END = (-1, 0, 1)
-"""Positions that a sequence of every length has, counted from either end."""
+"""Starts and ends of a Slice of the first or the last position, and indices of a Gather of them."""
+
+MOST_NOTED = 400
+"""The most evaluations of a node of which it is noted whether it counts."""
 
 
 def _binary(call: Call) -> str:
@@ -149,19 +152,26 @@ USES: dict[str, Callable[[Call], str]] = {
 """Checks that return the reason why a use is out of scope, or "". They raise WrongError if no runtime supports it."""
 
 
-def _sliced(call: Call) -> list[tuple[int, list[int]]]:
-    """The axes of a Slice, each with its start and end."""
+def _sliced(call: Call) -> list[tuple[int, int, int]]:
+    """The axis, the operand and the number of each start and end of a Slice."""
     starts, ends, axes = (call.parameter(name, k) or [] for k, name in enumerate(("starts", "ends", "axes"), 1))
-    return [(axis, [start, end]) for axis, start, end in zip(axes or range(len(starts)), starts, ends, strict=True)]
+    bounds = list(zip(axes or range(len(starts)), starts, ends, strict=True))
+    return [*((axis, 1, start) for axis, start, _ in bounds), *((axis, 2, end) for axis, _, end in bounds)]
 
 
-def _gathered(call: Call) -> list[tuple[int, list[int]]]:
-    """The axis of a Gather with its indices."""
-    return [(call.attribute("axis", 0), [*call[1].ravel()] if call[1].dtype == np.int64 else [])]
+def _gathered(call: Call) -> list[tuple[int, int, int]]:
+    """The axis, the operand and the number of each index of a Gather."""
+    indices = call[1].ravel() if call[1].dtype == np.int64 else ()
+    return [(call.attribute("axis", 0), 1, int(index)) for index in indices]
 
 
-POSITIONS = {"Gather": _gathered, "Slice": _sliced}
-"""Functions that return the axes from which an operator selects, with the positions."""
+def _divided(call: Call) -> list[tuple[int, int, int]]:
+    """The axis of a Split, with a position inside it, given by no operand."""
+    return [(call.attribute("axis", 0), len(call.node.inputs), 2)]
+
+
+POSITIONS = {"Gather": _gathered, "Slice": _sliced, "Split": _divided}
+"""Functions that return where an operator selects: axis, operand that gives the position, position."""
 
 VECTORS = {
     "ConstantOfShape": (0,), "Reshape": (1,), "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "Tile": (1,),
@@ -184,7 +194,7 @@ class EmittedInterpreter(Interpreter):
     longest: the largest length that is compared, if the model leaves the length open.
     symbols: the sizes by symbolic name, or None for ambiguous names.
     recorded: None, or a list to which every computed array of field elements is appended.
-    branches: the branches of If nodes that ran.
+    executed: the bodies that ran.
     """
 
     longest: int | None = None
@@ -193,9 +203,9 @@ class EmittedInterpreter(Interpreter):
     def __init__(self, field: Field, limits: Collection[float] = (), deadline: float = math.inf) -> None:
         super().__init__(field, limits, deadline)
         self.symbols: dict[str, int | None] = {}
-        self.branches: set[ir.Graph] = set()
+        self.executed: set[ir.Graph] = set()
         self._bounds: dict[ir.Node, list[int]] = {}
-        self._counting: dict[ir.Node, int] = {}
+        self._counting: dict[ir.Node, list[int]] = {}
         self._sizes: dict[ir.Node, tuple[int, ...]] = {}
 
     def run(self, graph: Graph, inputs: Mapping[ir.Value, Array]) -> list[Array]:
@@ -223,7 +233,7 @@ class EmittedInterpreter(Interpreter):
         return results
 
     def _body(self, body: ir.Graph, arguments: Sequence[Array]) -> list[Array]:
-        self.branches.add(body)
+        self.executed.add(body)
         return super()._body(body, arguments)
 
     def _compute(self, call: Call) -> Sequence[Array]:
@@ -247,11 +257,12 @@ class EmittedInterpreter(Interpreter):
     def _check_positions(self, call: Call) -> None:
         """Raise OutOfScopeError if constant positions select from an axis whose size differs between cases."""
         sizes = self._sizes.setdefault(call.node, call[0].shape)
-        for axis, positions in POSITIONS[call.node.op_type](call):
-            beyond = [int(k) for k in positions if k not in AT_AN_END and abs(int(k)) < (1 << 31) - 1]
-            if beyond and sizes[axis] != call[0].shape[axis] and all(map(self._is_constant, call.node.inputs[1:])):
+        for axis, operand, position in POSITIONS[call.node.op_type](call):
+            is_constant = operand >= len(call.node.inputs) or self._is_constant(call.node.inputs[operand])
+            is_beyond = position not in AT_AN_END and abs(position) < (1 << 31) - 1
+            if is_constant and is_beyond and sizes[axis] != call[0].shape[axis]:
                 raise OutOfScopeError(
-                    f"{call.label} reads position {beyond[0]} of an axis of variable size; of such an axis the proof "
+                    f"{call.label} reads position {position} of an axis of variable size; of such an axis the proof "
                     "supports only the first and the last position"
                 )
 
@@ -279,7 +290,7 @@ class EmittedInterpreter(Interpreter):
     def _check_bound(self, call: Call, longest: int) -> None:
         """Note floats that are combined with a number beyond the compared lengths, and whether they seem to count."""
         if call.node not in self._bounds:
-            known = [known_tensor(value) is not None for value in call.node.inputs]
+            known = list(map(self._is_constant, call.node.inputs))
             numbers = [self.field.small(call[index]) if known[index] else None for index in (0, 1)]
             self._bounds[call.node] = [
                 0 if not is_known else SMALL if array is None else int(np.abs(array).max(initial=0))
@@ -290,28 +301,28 @@ class EmittedInterpreter(Interpreter):
                 self._note(call.node, 0, count, most)
 
     def _note(self, node: ir.Node, longest: int, floats: Array, most: int = 0) -> None:
-        """Note that floats of a node are small integers above `longest`, so that they may count, or that they are not.
+        """Note whether floats of a node are small integers above `longest`, so that they may count.
 
         most: the number with which they are combined; by default their own largest.
         """
-        if self._counting.get(node) == 0 or not floats.any():
-            return
-        small = self.field.small(floats)
-        if small is None:
-            self._counting[node] = 0
-        elif (largest := int(np.abs(small).max())) > longest:
-            self._counting[node] = most or largest
+        noted = self._counting.setdefault(node, [0, 0, 0])
+        if noted[1] < MOST_NOTED and floats.any():
+            small = self.field.small(floats)
+            largest = 0 if small is None else int(np.abs(small).max())
+            noted[1] += 1
+            if largest > longest:
+                noted[0], noted[2] = noted[0] + 1, most or largest
 
     def check_counting(self) -> None:
-        """Raise OutOfScopeError if floats count to a number beyond the compared lengths: those that were always small.
+        """Raise OutOfScopeError if floats count to a number beyond the compared lengths.
 
-        By chance, a random element may be small, too, but not each time.
+        By chance, a random element may be a small integer, too, but rarely.
         """
-        for node, most in self._counting.items():
-            if most:
+        for node, (count, total, most) in self._counting.items():
+            if count >= min(2, total) and count * 10 >= total > 0:
                 raise OutOfScopeError(
-                    f"{node.op_type} '{node.name}' uses the constant {most}, but the longest sequence in the proof "
-                    f"has only {self.longest} steps"
+                    f"{node.op_type} '{node.name}' counts with the number {most}, but the longest sequence in the "
+                    f"proof has only {self.longest} steps"
                 )
 
 

@@ -71,7 +71,8 @@ def prove_node(task: Task, points: int, seed: int) -> NodeProof:
     if not proof.ok:  # the sizes may never occur: folding may know more of them
         layout = task.node.attributes.get("layout")
         sizes = task.shape_info.folded_sizes(task.node, 0 if layout is None else int(layout.as_int()))
-        return _verdict(task, points, seed, sizes) if sizes else proof
+        again = _verdict(task, points, seed, sizes) if sizes else proof
+        return proof if again.verdict == OUT_OF_SCOPE else again
     return proof
 
 
@@ -215,7 +216,7 @@ class _Comparison:
     def difference(self, folded: bool) -> str | None:
         """The first difference between the two sides, or None."""
         cases: dict[int, list[Case]] = collections.defaultdict(list)
-        branches = set[ir.Graph]()
+        executed = set[ir.Graph]()
         for case in self._cases:
             cases[case.point].append(case)
         for point in range(self.points):
@@ -233,11 +234,12 @@ class _Comparison:
                 if reason is not None:
                     return reason
             interpreter.check_counting()
-            branches |= interpreter.branches
-        for node in self._program.all_nodes if self.evaluations else ():
+            executed |= interpreter.executed
+        runs = self.evaluations and any(case.T for case in self._cases)
+        for node in self._program.all_nodes if runs else ():
             for name, body in subgraphs(node):
-                if node.op_type == "If" and body not in branches:
-                    raise OutOfScopeError(f"the {name} of If '{node.name}' ran in no comparison")
+                if body not in executed:
+                    raise OutOfScopeError(f"the {name} of {node.op_type} '{node.name}' ran in no comparison")
         return None
 
     def _compare(self, interpreter: EmittedInterpreter, case: Case, folded: bool) -> str | None:

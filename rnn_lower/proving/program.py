@@ -29,7 +29,7 @@ class Program(Graph):
     wanted: the values that replace the node's outputs.  unread: other values, computed only to check them.
     inputs: the non-constant values that the replaced node reads, with their element types.  dtype: of the node.
     visible: names in the enclosing scopes, which no body may redefine.
-    largest_compared: the largest integer constant that an operator of COMPARE reads.
+    largest_compared: the largest integer constant that an operator of COMPARE reads, or size of a table of constants.
     has_loop: whether a Loop may run no steps, and so leave sizes unknown.
     Raises WrongError if the nodes read any other value, OutOfScopeError for operators that lowering does not emit.
     """
@@ -143,7 +143,9 @@ class Program(Graph):
             value is None or value in known or _is_folded(value) for value in node.inputs[1:]
         ):
             table = known.get(node.inputs[0], known_tensor(node.inputs[0]))
-            sizes = [] if table is None else map(int, table.shape)
+            sizes = [] if table is None else [*map(int, table.shape)]
+            if node.op_type == "Gather" and sizes:
+                sizes = [sizes[int(node.attributes.get_int("axis", 0))]]
             self.largest_compared = max([self.largest_compared, *sizes])
 
 

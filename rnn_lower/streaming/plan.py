@@ -120,10 +120,8 @@ def batch_size(graph: onnx.GraphProto, streams: Mapping[str, int]) -> int | str 
     streams: by input, the axis that counts frames.
     """
     declared = {value.name: protobuf.dims_of(value) for value in graph.input}
-    for name, axis in streams.items():
-        rest = [dim for k, dim in enumerate(declared.get(name) or ()) if k != axis]
-        return rest[0] if rest else None
-    return None
+    name, axis = next(iter(streams.items()), ("", 0))
+    return next((dim for k, dim in enumerate(declared.get(name) or ()) if k != axis), None)
 
 
 def _is_of(plan: Plan, model: onnx.ModelProto) -> bool:

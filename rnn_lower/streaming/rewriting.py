@@ -136,7 +136,7 @@ def _written(
 ) -> Plan:
     """The plan of a rewritten model, which is also stored in its metadata."""
     batch = batch_size(editor.graph, inputs)
-    if editor.rows is not None and editor.rows.number not in (None, batch) and batch is not None:
+    if editor.rows is not None and editor.rows.number not in (None, 1, batch) and batch is not None:
         raise UnsupportedError(
             f"--reset: the states have {editor.rows.number} rows, but the batch size is {batch}, because the batch is "
             "merged with other axes; drop --reset"

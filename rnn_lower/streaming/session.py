@@ -122,7 +122,7 @@ class StreamingSession:
         """Whether a state with so many rows has one for each row of the batch."""
         if rows.of:
             return rows.times == 1 and len(rows.of) == 1
-        return self._batch is None or rows.number == self._batch
+        return self._batch is None or rows.number in (1, self._batch)  # a stream without a batch axis has one row
 
     @property
     def state(self) -> Feeds:

@@ -278,3 +278,28 @@ def test_axes_of_several_inputs_with_one_name(axis):
     session = rnn_lower.StreamingSession(rnn_lower.stream(model, axis=axis))
     parts = [session.run({name: array[:, k : k + 3] for name, array in feeds.items()})["y"] for k in (0, 3)]
     close([np.concatenate(parts)], run_onnxruntime(model, feeds))
+
+
+@pytest.mark.parametrize("packed", ["each", "packed"])
+def test_a_stream_without_a_batch_axis_can_be_reset(packed):
+    """Frames of 40 features: the first axis that does not count frames is not the batch."""
+    rng = np.random.default_rng(0)
+    shapes = {"W": (1, 12, 40), "R": (1, 12, 4)}
+    held = [numpy_helper.from_array(rng.uniform(-1, 1, s).astype(np.float32), name) for name, s in shapes.items()]
+    held.append(numpy_helper.from_array(np.array([1]), "axis"))
+    nodes = [
+        helper.make_node("Unsqueeze", ["x", "axis"], ["rows"]),
+        helper.make_node("GRU", ["rows", "W", "R"], ["y"], hidden_size=4),
+    ]
+    declared = helper.make_tensor_value_info
+    graph = helper.make_graph(nodes, "g", [declared("x", 1, ["t", 40])], [declared("y", 1, ["t", 1, 1, 4])], held)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    session = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="t", reset=True, states=packed))
+    x = rng.standard_normal((6, 40)).astype(np.float32)
+    session.run({"x": x[:3]})
+    y = session.run({"x": x[3:], session.plan.reset: np.array([True])})["y"]
+    close([y], run_onnxruntime(model, {"x": x[3:]}))
+    if packed == "each":
+        session.run({"x": x[:3]})
+        session.reset(rows=[0])
+        close([session.run({"x": x[3:]})["y"]], run_onnxruntime(model, {"x": x[3:]}))
