@@ -235,8 +235,10 @@ class _Comparison:
                     return reason
             interpreter.check_counting()
             executed |= interpreter.executed
-        runs = self.evaluations and any(case.T for case in self._cases)
-        for node in self._program.all_nodes if runs else ():
+        # Constant lengths leave the empty sequence out, for which a branch may be meant.
+        steps = {case.T for case in self._cases}
+        is_complete = self._length is not None or 0 in steps
+        for node in self._program.all_nodes if self.evaluations and any(steps) and is_complete else ():
             for name, body in subgraphs(node):
                 if body not in executed:
                     raise OutOfScopeError(f"the {name} of {node.op_type} '{node.name}' ran in no comparison")

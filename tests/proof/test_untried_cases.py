@@ -432,3 +432,13 @@ def test_a_body_of_a_function_redefines_nothing():
         node.input[:] = [new if name == old else name for name in node.input]
         node.output[:] = [new if name == old else name for name in node.output]
     assert not rnn_lower.prove(model, lowered).ok
+
+
+@pytest.mark.parametrize("op", ["GRU", "LSTM"])
+def test_a_branch_for_the_empty_sequence_beside_constant_lengths(op):
+    """The target's graph guards against sequences without steps, which lengths above 0 exclude."""
+    case = Case(op, 17, "bidirectional", T=3, N=2, optional=("sequence_lens",), outputs=("Y",), dynamic=True)
+    model, _ = build(case.replace(lengths=(1, 3), lengths_as="initializer"))
+    lowered = rnn_lower.lower(model, target="onnxruntime")
+    assert "If" in {node.op_type for node in lowered.graph.node}
+    assert rnn_lower.prove(model, lowered).ok
