@@ -19,7 +19,7 @@ from rnn_lower.checking.compare import Comparison
 from rnn_lower.checking.node_runs import NodeRuns
 from rnn_lower.checking.runners import ORT, REFERENCE, Run, open_onnxruntime, open_reference
 from rnn_lower.checking.samples import Feeds
-from rnn_lower.driver.plan import read_document
+from rnn_lower.driver.plan import inlined_document, read_document
 from rnn_lower.errors import RnnLowerError, one_line
 from rnn_lower.ir.walk import opset_of, recurrent_nodes, with_bodies
 from rnn_lower.lowering.node import RecurrentNode
@@ -28,7 +28,6 @@ from rnn_lower.proving import prover
 from rnn_lower.proving.model_inputs import fixed_sizes, required_inputs
 from rnn_lower.proving.old_operators import FIRST_TODAY
 from rnn_lower.proving.report import CheckReport, Proof
-from rnn_lower.proving.whole_model import inlined_document
 from rnn_lower.shapes.shape_info import plain_dim
 from rnn_lower.transforms.fold import dead_nodes, is_folded
 from rnn_lower.validation import check_numbers, check_texts

@@ -336,6 +336,11 @@ def read_nodes(model: ir.Model, shape_info: ShapeInfo | None = None) -> list[Rec
     return [read_node(node, scope.opset, scope.path, shape_info) for node, scope in recurrent_nodes(model)]
 
 
+def inlined_document(document: Document) -> Document:
+    """The document with all functions inlined."""
+    return Document(inlined(document.proto), document.folder) if document.proto.functions else document
+
+
 def read_document(document: Document) -> tuple[Document, list[RecurrentNode]]:
     """A document and its recurrent nodes; functions that depend on the call site are inlined in it."""
     try:
@@ -343,7 +348,7 @@ def read_document(document: Document) -> tuple[Document, list[RecurrentNode]]:
     except UnsupportedError:
         if not document.proto.functions:
             raise
-    document = Document(inlined(document.proto), document.folder)
+    document = inlined_document(document)
     return document, read_nodes(document.model, document.shape_info)
 
 

@@ -58,6 +58,13 @@ class Known:
     weights: int
     compared: int
 
+    @property
+    def longest(self) -> int | None:
+        """The largest length that is compared, or None if the node's sizes are known."""
+        if self.T is None:
+            return max(*LONGER, self.compared + 1)
+        return max(self.T, LENGTHS, self.compared + 1) if self.N is None else None
+
 
 Sizes = tuple[int, int, tuple[int, ...] | None]
 """T, N and lengths."""
@@ -115,7 +122,8 @@ def _large_batch(known: Known, largest: int, left_out: set[str]) -> list[Sizes]:
     """A batch with more rows than any integer that the subgraph compares. largest: the batch size so far."""
     steps, rows = 3 if known.T is None else known.T, max(known.compared, *LONGER) + 2
     if steps * rows * known.weights > (MOST_PRODUCTS if known.compared else FEW_PRODUCTS):
-        left_out |= {f"the nodes are compared only for batch sizes up to {largest}"} if known.compared else set()
+        if known.compared:
+            left_out.add(f"the nodes are compared only for batch sizes up to {largest}")
         return []
     cycle = itertools.cycle(range(-1, steps + 2) if steps else (-1, 0))
     return [(steps, rows, tuple(itertools.islice(cycle, rows)) if known.has_lengths else None)]

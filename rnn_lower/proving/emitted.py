@@ -33,8 +33,8 @@ COMPARE = ("Less", "Greater", "Max", "Min", "Add", "Sub")
 AT_AN_END = (-1, 0, 1)
 """Starts and ends of a Slice of the first or the last position, and indices of a Gather of them."""
 
-MOST_NOTED = 400
-"""The most evaluations of a node of which it is noted whether it counts."""
+MOST_OBSERVED = 400
+"""The maximum number of evaluations of a node that are searched for counters."""
 
 
 def _binary(call: Call) -> str:
@@ -191,7 +191,7 @@ EMITTED = {
 class EmittedInterpreter(Interpreter):
     """Evaluates emitted nodes on field elements.
 
-    longest: the largest length that is compared, if the model leaves the length open.
+    longest: the largest length that is compared, if the model leaves a size open.
     symbols: the sizes by symbolic name, or None for ambiguous names.
     recorded: None, or a list to which every computed array of field elements is appended.
     executed: the bodies that ran.
@@ -306,7 +306,7 @@ class EmittedInterpreter(Interpreter):
         most: the number with which they are combined; by default their own largest.
         """
         noted = self._counting.setdefault(node, [0, 0, 0])
-        if noted[1] < MOST_NOTED and floats.any():
+        if noted[1] < MOST_OBSERVED and floats.any():
             small = self.field.small(floats)
             largest = 0 if small is None else int(np.abs(small).max())
             noted[1] += 1

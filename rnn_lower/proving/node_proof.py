@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ import onnx_ir as ir
 
 from rnn_lower.ir.walk import constant, is_quantized, known_tensor, subgraphs
 from rnn_lower.proving import equations, float_run
-from rnn_lower.proving.cases import LENGTHS, LONGER, Case, Known, choose_cases
+from rnn_lower.proving.cases import LENGTHS, Case, Known, choose_cases
 from rnn_lower.proving.constant_inputs import content
 from rnn_lower.proving.emitted import EmittedInterpreter, symbol_sizes
 from rnn_lower.proving.field import Array, Field
@@ -127,8 +128,7 @@ class _Comparison:
         self._wanted = [(str(value.name), names[value.name]) for value in task.replaced]
         self.folds = (True, False) if self._constant("B") is not None else (False,)
         self.evaluations = 0
-        self.left_out: set[str] = set()
-        self._cases = self._chosen_cases()
+        self._cases, self.left_out = choose_cases(self._known, points)
 
     def _constant(self, what: str) -> Array | None:
         """The constant content of an input, or None."""
@@ -149,19 +149,16 @@ class _Comparison:
         size = self._size(("X", 1 if self._node.layout else 0))
         return self._folded.get("seq_length") if size is None else size
 
-    def _chosen_cases(self) -> list[Case]:
-        """The cases to compare; what they omit is recorded."""
+    @functools.cached_property
+    def _known(self) -> Known:
+        """What is known of the node's sizes."""
         second, states = 0 if self._node.layout else 1, ("initial_h", "initial_c")
         N = self._size(("X", second), ("sequence_lens", 0), *((name, 1 - self._node.layout) for name in states))
-        self._batch_size = N = self._folded.get("batch_size") if N is None else N
-        weights = math.prod(filter(None, (self._size(("R", axis)) for axis in range(3))))
-        has_lengths = "sequence_lens" in self._inputs
-        known = Known(
-            self._length, N, has_lengths, self._constant("sequence_lens"), weights, self._program.largest_compared
-        )
-        cases, left_out = choose_cases(known, self.points)
-        self.left_out |= left_out
-        return cases
+        return Known(
+            self._length, self._folded.get("batch_size") if N is None else N,
+            "sequence_lens" in self._inputs, self._constant("sequence_lens"),
+            math.prod(filter(None, (self._size(("R", axis)) for axis in range(3)))), self._program.largest_compared,
+        )  # fmt: skip
 
     def _shapes_at(self, case: Case) -> dict[str, tuple[int, ...]]:
         """The shapes of the inputs of floats, by their ONNX names."""
@@ -224,10 +221,7 @@ class _Comparison:
             field = Field(self._seed * 1000 + point)
             limits = () if self._node.limit is None else (self._node.limit,)
             interpreter = EmittedInterpreter(field, limits, self._deadline)
-            if self._length is None:
-                interpreter.longest = max(*LONGER, self._program.largest_compared + 1)
-            elif self._batch_size is None:
-                interpreter.longest = max(self._length, LENGTHS, self._program.largest_compared + 1)
+            interpreter.longest = self._known.longest
             for case in cases[point]:
                 check_time(self._deadline)
                 reason = self._compare(interpreter, case, folded)
@@ -282,10 +276,7 @@ class _Comparison:
         return None
 
     def difference_in_floats(self) -> str | None:
-        """The first difference between the two sides in floats, or None.
-
-        Each draw has a second chance, because some activation functions jump.
-        """
+        """The first difference between the two sides in floats, or None."""
         cases = [case for case in self._cases if case.T and case.N]
         short = [case for case in cases if case.T < LENGTHS] or cases[:1]
         if not short:
@@ -297,9 +288,9 @@ class _Comparison:
         try:
             run = float_run.runner(self._program, self._counterparts.values())
             for case, scale in runs:
-                first = self._differ_in_floats(run, case, rng, scale)
-                if first.endswith(float_run.NOT_FINITE) or (first and self._differ_in_floats(run, case, rng, scale)):
-                    return f"{first} in floating-point arithmetic, {case}"
+                differ = functools.partial(self._differ_in_floats, run, case, rng, scale)
+                if reason := float_run.confirmed(differ):
+                    return f"{reason} in floating-point arithmetic, {case}"
         except Exception as error:  # the evaluator raises exceptions of any type
             raise OutOfScopeError(f"onnx's evaluator cannot run the lowered node: {error}") from None
         return None

@@ -10,14 +10,11 @@ import onnx_ir as ir
 from rnn_lower.ir.schemas import malformed, schema_of, unknown_attributes
 from rnn_lower.ir.walk import NODE_MARK, constant, known_tensor, subgraphs
 from rnn_lower.proving.element_types import DType, ElementTypes
-from rnn_lower.proving.emitted import COMPARE, EMITTED
+from rnn_lower.proving.emitted import COMPARE, EMITTED, POSITIONS
 from rnn_lower.proving.interpreter import Graph
 from rnn_lower.proving.operators import OutOfScopeError, WrongError
 from rnn_lower.transforms.evaluate import evaluate_node
 from rnn_lower.transforms.strip_weights import UNSEEN
-
-TABLES = ("Gather", "Slice", "Split")
-"""Operators that select from their first operand at positions that the others give."""
 
 MOST_FOLDED = 1 << 20
 """The most elements of a constant of floats that is evaluated to find integers."""
@@ -139,7 +136,7 @@ class Program(Graph):
             array = known.get(value, constant(value) if _is_integer(value) else None)
             if array is not None and array.dtype.kind in "iu":
                 self.largest_compared = int(np.abs(array.astype(np.int64)).max(initial=self.largest_compared))
-        if node.op_type in TABLES and not all(
+        if node.op_type in POSITIONS and not all(
             value is None or value in known or _is_folded(value) for value in node.inputs[1:]
         ):
             table = known.get(node.inputs[0], known_tensor(node.inputs[0]))

@@ -5,6 +5,7 @@ Both models are evaluated from their inputs to their outputs (`whole_evaluator`)
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -44,8 +45,6 @@ TRIED_NUMBERS = 256
 
 SCALES = (1.0, 1.0, 1.0, 100.0)
 """Standard deviations of the inputs with which both models run in floats."""
-
-OTHER_INTEGERS, IN_FLOATS = "contains other integers", "in floating-point arithmetic"
 
 ROUNDED = 0.01
 """The share of the integers of an output that may differ because a float was rounded the other way."""
@@ -94,15 +93,16 @@ def prove_whole(
         try:
             comparison = _Comparison(documents, points, seed, deadline, folded, exact_sizes)
             reason, evaluations = comparison.difference(), comparison.count
-            verdict = OUT_OF_SCOPE if reason else PROVED  # constants may have been summed in floats, too
-            reason = reason or comparison.left_out
+            verdict = OUT_OF_SCOPE  # constants may have been summed in floats, too
+            if not reason:
+                reason = comparison.difference_in_floats()
+                verdict, reason = (OUT_OF_SCOPE, reason) if reason else (PROVED, comparison.left_out)
+                break
         except OutOfScopeError as error:
             verdict, reason, evaluations = OUT_OF_SCOPE, str(error), 0
             break
         except WrongError as error:
             verdict, reason = DIFFERENT, str(error)
-        if verdict == PROVED or reason.endswith(IN_FLOATS):
-            break
     bound = min(1.0, FAILURE * max(1, count_nodes(models[1].graph))) ** points if verdict == PROVED else 1.0
     rows = _rows(*models)
     share = bound / max(1, len(rows))
@@ -190,26 +190,21 @@ class _Comparison:
                 f"{left[0].op_type} '{left[0].name}' had the same outcome in all trials, so the other "
                 "outcome is untested"
             )
-        return self._difference_in_floats()
+        return ""
 
-    def _difference_in_floats(self) -> str:
-        """The first difference of both models in floats, or "".
-
-        Each draw of floats has a second chance, because some operators jump.
-        """
+    def difference_in_floats(self) -> str:
+        """The first difference of both models in floats, or ""."""
         sizes = next((sizes for sizes in self.ran if all(sizes.values())), None)
         if sizes is None:
             return ""
-        for draw, scale in enumerate(SCALES):
-            first = self._differ_in_floats(sizes, draw, scale)
-            certain = first.endswith((float_run.NOT_FINITE, OTHER_INTEGERS))
-            if certain or (first and self._differ_in_floats(sizes, draw + len(SCALES), scale)):
-                return f"{first} {IN_FLOATS}"
+        rng = np.random.default_rng(self.seed)
+        for scale in SCALES:
+            if reason := float_run.confirmed(functools.partial(self._differ_in_floats, sizes, rng, scale)):
+                return f"{reason} in floating-point arithmetic"
         return ""
 
-    def _differ_in_floats(self, sizes: Mapping[str, int], draw: int, scale: float) -> str:
+    def _differ_in_floats(self, sizes: Mapping[str, int], rng: np.random.Generator, scale: float) -> str:
         """The difference for random inputs of this scale, or ""; also if onnx's evaluator cannot run the original."""
-        rng = np.random.default_rng((self.seed, draw))
         drawn = draw_inputs(Field(self.seed), self.models[1], sizes, rng, False)
         inputs = {
             name: (scale * rng.standard_normal(array.shape) if array.dtype == np.uint64 else array)
@@ -231,7 +226,7 @@ class _Comparison:
             if a.dtype.kind in "fV":
                 text = float_run.difference(b, a, a)
             else:
-                text = OTHER_INTEGERS if np.mean(a != b) > ROUNDED else ""
+                text = float_run.OTHER_INTEGERS if a.shape != b.shape or np.mean(a != b) > ROUNDED else ""
             if text:
                 return f"output '{value.name}' {text}"
         return ""

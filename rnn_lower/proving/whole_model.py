@@ -18,12 +18,6 @@ from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.interpreter import Graph, Interpreter, check_time
 from rnn_lower.proving.operators import OutOfScopeError, known
 from rnn_lower.proving.scalar_functions import arithmetic
-from rnn_lower.transforms.inline import inlined
-
-
-def inlined_document(document: Document) -> Document:
-    """The document with all functions inlined."""
-    return Document(inlined(document.proto), document.folder) if document.proto.functions else document
 
 
 def limits_of(document: Document) -> set[float]:

@@ -22,7 +22,7 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.shapes.sizes import ONE, Size
 from rnn_lower.streaming.axis_info import AxisInfo
 from rnn_lower.streaming.initial_states import evaluate
-from rnn_lower.streaming.plan import State
+from rnn_lower.streaming.plan import State, is_batch
 
 MADE = "stream/"
 """The prefix of the names of nodes that carry the state."""
@@ -193,7 +193,7 @@ class GraphEditor:
         if axis is None:
             raise UnsupportedError(f"--reset: the batch axis of state '{source}' is unknown; drop --reset")
         rows = shape[axis]
-        if self.rows not in (None, rows) or len(rows.of) > 1 or (rows.of and rows.times != 1):
+        if self.rows not in (None, rows) or not is_batch(rows, None):
             raise UnsupportedError(
                 f"--reset: state '{source}' does not have one row for each row of the batch; drop --reset"
             )

@@ -124,6 +124,16 @@ def batch_size(graph: onnx.GraphProto, streams: Mapping[str, int]) -> int | str 
     return next((dim for k, dim in enumerate(declared.get(name) or ()) if k != axis), None)
 
 
+def is_batch(rows: Size, batch: int | str | None) -> bool:
+    """Whether a state with this number of rows can have one for each row of the batch. batch: its size, if declared.
+
+    A stream without a batch axis has states of one row.
+    """
+    if rows.of:
+        return rows.times == 1 and len(rows.of) == 1
+    return batch is None or rows.number in (1, batch)
+
+
 def _is_of(plan: Plan, model: onnx.ModelProto) -> bool:
     """Whether a plan refers to existing inputs and outputs, with integers where required."""
     inputs, outputs = ({value.name for value in side} for side in (model.graph.input, model.graph.output))

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from rnn_lower.driver.plan import inlined_document
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.field import Array, Field
@@ -21,7 +22,7 @@ from rnn_lower.proving.interpreter import NoStepsError
 from rnn_lower.proving.model_inputs import overrides
 from rnn_lower.proving.operators import OutOfScopeError, WrongError, known
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, number_of
-from rnn_lower.proving.whole_model import ModelInterpreter, inlined_document, limits_of
+from rnn_lower.proving.whole_model import ModelInterpreter, limits_of
 from rnn_lower.streaming.chunked_runs import ChunkedRuns
 from rnn_lower.streaming.plan import Plan
 from rnn_lower.streaming.session import Feeds, StreamingSession

@@ -26,7 +26,7 @@ from rnn_lower.streaming.axis_info import AxisInfo
 from rnn_lower.streaming.causality import CausalityAnalysis
 from rnn_lower.streaming.data_flow import inputs_of
 from rnn_lower.streaming.graph_editor import GraphEditor
-from rnn_lower.streaming.plan import FIXED, LAST, Plan, batch_size, read_plan
+from rnn_lower.streaming.plan import FIXED, LAST, Plan, batch_size, is_batch, read_plan
 from rnn_lower.streaming.recurrent_states import Recurrence
 from rnn_lower.streaming.shapes import FixedLengthError
 from rnn_lower.streaming.state_caches import CARRIED, Cache, DelayBuffer, Joined
@@ -136,7 +136,7 @@ def _written(
 ) -> Plan:
     """The plan of a rewritten model, which is also stored in its metadata."""
     batch = batch_size(editor.graph, inputs)
-    if editor.rows is not None and editor.rows.number not in (None, 1, batch) and batch is not None:
+    if editor.rows is not None and not is_batch(editor.rows, batch):
         raise UnsupportedError(
             f"--reset: the states have {editor.rows.number} rows, but the batch size is {batch}, because the batch is "
             "merged with other axes; drop --reset"

@@ -17,8 +17,8 @@ from rnn_lower.ir import protobuf
 from rnn_lower.ir.walk import recurrent_nodes
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
-from rnn_lower.shapes.sizes import GROWS, Size
-from rnn_lower.streaming.plan import LAST, Plan, State, batch_size, read_plan
+from rnn_lower.shapes.sizes import GROWS
+from rnn_lower.streaming.plan import LAST, Plan, State, batch_size, is_batch, read_plan
 
 Feeds = dict[str, np.ndarray]
 
@@ -101,7 +101,7 @@ class StreamingSession:
             if state.rows is None:
                 raise RnnLowerError(f"the batch axis of state '{state.input}' is unknown; reset all rows")
             rows_of_state = state.shape[state.rows] if state.shape else None
-            if rows_of_state is not None and not self._is_batch(rows_of_state):
+            if rows_of_state is not None and not is_batch(rows_of_state, self._batch):
                 raise RnnLowerError(
                     f"the batch axis of state '{state.input}' is merged with other axes, so individual rows cannot be"
                     " reset; reset all rows"
@@ -117,12 +117,6 @@ class StreamingSession:
                 raise RnnLowerError(f"rows {rows!r} of state '{state.input}': {error}") from None
             after[state.input] = now
         self._state |= after
-
-    def _is_batch(self, rows: Size) -> bool:
-        """Whether a state with so many rows has one for each row of the batch."""
-        if rows.of:
-            return rows.times == 1 and len(rows.of) == 1
-        return self._batch is None or rows.number in (1, self._batch)  # a stream without a batch axis has one row
 
     @property
     def state(self) -> Feeds:

@@ -134,7 +134,8 @@ def _without_declared_shapes(model: ir.Model) -> Iterator[None]:
 def _is_small(node: ir.Node) -> bool | None:
     """Whether to fold a node that onnxscript skips: one that computes few elements from constants.
 
-    False if its evaluator is wrong, for a Slice that runs backwards from before the first element.
+    False where its evaluator is wrong: for UNSURE operators, and a Slice that runs backwards from before the first
+    element.
     """
     if _is_backwards(node) or (node.op_type in UNSURE and node.domain in DEFAULT_DOMAINS):
         return False

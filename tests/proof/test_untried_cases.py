@@ -122,7 +122,7 @@ def test_a_branch_that_never_runs(op):
 
 
 def with_own_loop() -> onnx.ModelProto:
-    """An LSTM beside a Loop of the model's own."""
+    """An LSTM, and a Loop that is not lowered."""
     model, _ = build(Case("LSTM", 17, T=5, N=2, outputs=("Y",)))
     body = helper.make_graph(
         [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Add", ["s", "s"], ["s2"])], "body",

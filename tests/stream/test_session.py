@@ -228,14 +228,14 @@ def merged() -> onnx.ModelProto:
     rng = np.random.default_rng(0)
     weights = {"W": rng.uniform(-1, 1, (1, 12, 5)), "R": rng.uniform(-1, 1, (1, 12, 4))}
     held = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()]
-    sizes = {"merged": [0, -1, 5], "apart": [0, -1, 3, 4], "directions": [1]}
+    sizes = {"merged": [0, -1, 5], "unmerged": [0, -1, 3, 4], "directions": [1]}
     held += [numpy_helper.from_array(np.array(numbers), name) for name, numbers in sizes.items()]
     nodes = [
         helper.make_node("Transpose", ["x"], ["time_first"], perm=[1, 0, 2, 3]),
         helper.make_node("Reshape", ["time_first", "merged"], ["rows"]),
         helper.make_node("GRU", ["rows", "W", "R"], ["states"], hidden_size=4, name="gru"),
         helper.make_node("Squeeze", ["states", "directions"], ["squeezed"]),
-        helper.make_node("Reshape", ["squeezed", "apart"], ["y"]),
+        helper.make_node("Reshape", ["squeezed", "unmerged"], ["y"]),
     ]
     declared = helper.make_tensor_value_info
     graph = helper.make_graph(
