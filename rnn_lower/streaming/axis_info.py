@@ -122,6 +122,11 @@ class AxisInfo:
 FIXED = AxisInfo(None)
 
 
+def old_opset(what: str, least: int, opset: int) -> str:
+    """The reason to refuse what an opset lacks, with the way out."""
+    return f"{what} needs opset {least} or newer, but the model has opset {opset}; add --opset 17"
+
+
 @dataclasses.dataclass
 class RuleContext:
     """The view of a rule on its node: the `AxisInfo` of each input, None for absent ones, and the analysis."""
@@ -147,6 +152,11 @@ class RuleContext:
         """An UnsupportedError that names the node."""
         text = f"{self.node.op_type} '{display_name(self.node)}' in {self.scope.path}"
         return UnsupportedError(f"{text} cannot run chunk by chunk: {reason}")
+
+    def require_opset(self, least: int, what: str = "streaming this operator") -> None:
+        """Raise UnsupportedError if the model has an older opset."""
+        if self.opset < least:
+            raise self.refuse(old_opset(what, least, self.opset))
 
     def input(self, index: int) -> AxisInfo:
         """A required input."""

@@ -172,8 +172,8 @@ class CausalityAnalysis:
             raise ctx.refuse("rnn-lower stream does not support this operator")
         if not rule.lead and any(info.lead for info in seen):
             raise ctx.refuse("its input has left padding, which rnn-lower stream does not support for this operator")
-        if scope.opset < 7 and rule.operators != RULES["LSTM"].operators:
-            raise ctx.refuse(f"streaming needs opset 7 or newer, but the model has opset {scope.opset}")
+        if rule.operators != RULES["LSTM"].operators:
+            ctx.require_opset(7)
         wait_for_each_other(ctx)
         return [dataclasses.replace(info, offsets=index_offsets(ctx, info)) for info in rule.follow(ctx)]
 

@@ -27,8 +27,7 @@ from rnn_lower.streaming.state_caches import DelayBuffer
 
 def held(ctx: RuleContext, x: AxisInfo, reach: int, index: int = 0, **changes: Any) -> DelayBuffer:
     """A delay buffer for the last frames of an input. Raises UnsupportedError if it cannot be emitted."""
-    if ctx.opset < 11:
-        raise ctx.refuse(f"its frames are delayed, which needs opset 11 or newer; the model has opset {ctx.opset}")
+    ctx.require_opset(11, "delaying its frames")
     if not x.is_unmerged or x.lead != changes.get("lead", 0):
         raise ctx.refuse(
             "its frames are delayed, and in addition the frames are padded or the time axis is merged with other axes"

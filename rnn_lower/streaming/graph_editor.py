@@ -20,7 +20,7 @@ from rnn_lower.ir.walk import opset_of, used_names
 from rnn_lower.lowering.node import display_name
 from rnn_lower.modelio.document import Document
 from rnn_lower.shapes.sizes import ONE, Size
-from rnn_lower.streaming.axis_info import AxisInfo
+from rnn_lower.streaming.axis_info import AxisInfo, old_opset
 from rnn_lower.streaming.initial_states import evaluate
 from rnn_lower.streaming.plan import State, is_batch
 
@@ -189,7 +189,7 @@ class GraphEditor:
         if self.reset is None:
             return value
         if self.opset < 9:
-            raise UnsupportedError(f"--reset needs opset 9 or newer; the model has opset {self.opset}")
+            raise UnsupportedError(old_opset("--reset", 9, self.opset))
         if axis is None:
             raise UnsupportedError(f"--reset: the batch axis of state '{source}' is unknown; drop --reset")
         rows = shape[axis]
@@ -261,10 +261,8 @@ class GraphEditor:
     def is_before(self, site: Site, late: int, every: Fraction, frames: np.ndarray | None = None) -> ir.Value:
         """Whether a chunk, or each of its frames, precedes the first meaningful frame."""
         if self.opset < 9:
-            raise UnsupportedError(
-                "delaying frames in a model with a fixed chunk length (--step) needs opset 9 or newer, "
-                f"but the model has opset {self.opset}"
-            )
+            what = "delaying frames in a model with a fixed chunk length (--step)"
+            raise UnsupportedError(old_opset(what, 9, self.opset))
         limit = late * every.numerator - (0 if frames is None else frames * every.numerator)
         scaled = site.before.op("Mul", self.warm_up(), constant([every.denominator], INT64, "parts"), name="scaled")
         return site.before.op("Less", scaled, constant(limit, INT64, "limit"), name="early")

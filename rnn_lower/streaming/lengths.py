@@ -12,6 +12,7 @@ from rnn_lower.errors import UnsupportedError
 from rnn_lower.lowering.node import RecurrentNode, display_name
 from rnn_lower.options import OP_TYPES
 from rnn_lower.shapes.sizes import Size
+from rnn_lower.streaming.axis_info import old_opset
 from rnn_lower.streaming.graph_editor import INT64, GraphEditor, Site
 from rnn_lower.streaming.plan import State
 
@@ -31,9 +32,7 @@ def count_down(work: GraphEditor, read: RecurrentNode, batch: Size) -> ir.Value:
             "sequence_lens of the node from chunk to chunk"
         )
     if work.opset < 9:
-        raise UnsupportedError(
-            f"{where}: streaming with sequence_lens needs opset 9 or newer; the model has opset {work.opset}"
-        )
+        raise UnsupportedError(f"{where}: {old_opset('streaming with sequence_lens', 9, work.opset)}")
     name = str(lengths.name)
     if name not in work.lengths:
         work.lengths[name] = _count(work, site, read, batch)

@@ -86,8 +86,7 @@ def cumulative_sum(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("its attribute 'reverse' is set, so it sums from the end of the stream")
     if not x.is_plain:
         raise ctx.refuse("its input has left padding, or the time axis of its input is merged with other axes")
-    if ctx.opset < 11:
-        raise ctx.refuse(f"it needs opset 11 or newer; the model has opset {ctx.opset}")
+    ctx.require_opset(11)
     mask_early(ctx, x, 0)
     exclusive = bool(ctx.attribute("exclusive", 0))
     ctx.carry(Accumulated(ctx.node, x, 1, ctx.dtype(0), exclusive))
@@ -102,8 +101,7 @@ def resize(ctx: RuleContext) -> list[AxisInfo]:
     """A Resize with scale 1 along the stream, or one that repeats frames."""
     x = ctx.input(0)
     time, mode = along(ctx, x), ctx.attribute("coordinate_transformation_mode", "half_pixel")
-    if ctx.opset < 11:
-        raise ctx.refuse(f"streaming this operator needs opset 11 or newer, but the model has opset {ctx.opset}")
+    ctx.require_opset(11)
     if mode not in IDENTITIES or ctx.attribute("antialias", 0):
         raise ctx.refuse(
             f"its result depends on the length of the stream, because its attribute 'mode' is {mode} "

@@ -56,11 +56,8 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
     if not reach and offsets.size == 1:
         ctx.edit(take_each, [x.axis + k for k in range(indices.rank) if k != axis])
     else:
-        if ctx.opset < 11 and ctx.analysis.step is None:
-            raise ctx.refuse(
-                "selecting windows of frames needs opset 11 or newer, but the model has opset "
-                f"{ctx.opset}; convert the model, or set a fixed chunk length (--step)"
-            )
+        if ctx.analysis.step is None:
+            ctx.require_opset(11, "selecting windows of frames without a fixed chunk length (--step)")
         if late > x.late:
             ctx.carry(held(ctx, x, reach + 1, lead=x.lead, output_axis=x.axis + axis))
         ctx.edit(take_windows, x, offsets, axis, reach)

@@ -76,12 +76,9 @@ def scan(ctx: RuleContext) -> list[AxisInfo]:
     count, body = len(ctx.inputs) - ctx.attribute("num_scan_inputs", 0), ctx.attribute("body")
     states, sequences = [ctx.input(k) for k in range(count)], [ctx.input(k) for k in range(count, len(ctx.inputs))]
     x, axes = same_frames(ctx, sequences), ctx.attribute("scan_input_axes", [0] * len(sequences))
-    if ctx.opset < 9 or any(ctx.attribute("scan_input_directions", ())):
-        raise ctx.refuse(
-            "it runs backward from the end of the stream"
-            if ctx.opset >= 9
-            else "streaming this operator needs opset 9 or newer"
-        )
+    ctx.require_opset(9)
+    if any(ctx.attribute("scan_input_directions", ())):
+        raise ctx.refuse("it runs backward from the end of the stream")
     if any(info.axis != axis % info.rank for info, axis in zip(sequences, axes, strict=True)):
         raise ctx.refuse("it scans its inputs along an axis other than the axis of the stream")
     if any(info.is_timed or info.last for info in (*states, *ctx.analysis.captured(ctx.node))):

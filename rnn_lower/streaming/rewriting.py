@@ -17,6 +17,7 @@ from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.ir.walk import recurrent_nodes
 from rnn_lower.modelio.document import Document
+from rnn_lower.opset.convert import converted
 from rnn_lower.options import Dims
 from rnn_lower.shapes.fixed_dims import axis_name
 from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
@@ -50,6 +51,8 @@ class StreamOptions:
     delay: bool = False
     states: str = "each"
     state_names: str | None = None
+    opset: int | None = None
+    """The opset to convert the model to before streaming, because rules need newer operators."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +79,7 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
             "the model is already a streaming model; use it unchanged, lower it (rnn-lower lower), or stream"
             " the original model"
         )
-    time, step, delay = requested.axis, requested.step, requested.delay
+    time, step = requested.axis, requested.step
     ready = _ready(document, requested.set_inputs or {}, dims)
     axis = stream_axis(ready, step) if time is None else time
     if axis == CALLS:
@@ -86,7 +89,7 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
     left_outside = time is None and bool(external(ready)) and step is None
     judged = original
     try:
-        work, analysis = _analyzed(original, streams, delay, step)
+        work, analysis = _analyzed(original, streams, requested)
     except UnsupportedError as error:
         if baked is None and isinstance(error, FixedLengthError):
             logger.info(
@@ -96,7 +99,7 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
             return streamed(document, fixed, {**(dims or {}), called(original.model, streams): error.length})
         if baked is None:
             raise
-        work, analysis = _analyzed(original, streams, delay, step, baked)
+        work, analysis = _analyzed(original, streams, requested, baked)
         judged = ready  # it runs only at its own length
     recurrent = [(node.describe(), node.inputs["X"]) for node in read_nodes(work.model, work.shape_info)]
     if time is None and _nothing_runs(analysis, work) and not left_outside:
@@ -160,7 +163,7 @@ def _call_by_call(document: Document, requested: StreamOptions) -> StreamedModel
         raise RnnLowerError(
             f"--step {requested.step}: each run of the model is one step of its recurrent nodes; use --step 1"
         )
-    work, analysis = _analyzed(document, {}, False)
+    work, analysis = _analyzed(document, {}, dataclasses.replace(requested, step=None, delay=False))
     editor = GraphEditor(work, analysis.infos, _symbols(document.model, {}), requested.reset)
     for node in read_nodes(work.model, work.shape_info):
         if node.direction != "forward" or "sequence_lens" in node.inputs:
@@ -181,12 +184,12 @@ def _call_by_call(document: Document, requested: StreamOptions) -> StreamedModel
 
 
 def _analyzed(
-    document: Document, streams: dict[str, int], delay: bool, step: int | None = None, baked: int | None = None
-) -> tuple[Document, CausalityAnalysis]:  # fmt: skip
-    """A copy of the document, and its causality analysis."""
-    work = document.copied()
+    document: Document, streams: dict[str, int], requested: StreamOptions, baked: int | None = None
+) -> tuple[Document, CausalityAnalysis]:
+    """A copy of the document at the requested opset, and its causality analysis."""
+    work = document.copied() if requested.opset is None else converted(document, requested.opset)
     while True:
-        analysis = CausalityAnalysis(work.model, work.shape_info, streams, delay, step, baked)
+        analysis = CausalityAnalysis(work.model, work.shape_info, streams, requested.delay, requested.step, baked)
         try:
             analysis.run()
         except PaddedError as error:

@@ -138,11 +138,8 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
         raise FixedLengthError(ctx.refuse(why), fixed.number)
     info = _regrouped(ctx, x, resolved)
     if ctx.may_lack_frames(x) and target[info.axis or 0].is_timed and not {size(0), size(-1)} & {*target}:
-        if ctx.opset < 14 and info.axis != x.axis:
-            raise ctx.refuse(
-                "its frames are delayed, so a chunk may be empty, but Reshape supports empty tensors "
-                "only at opset 14 or newer"
-            )
+        if info.axis != x.axis:
+            ctx.require_opset(14, "its frames are delayed, so a chunk may be empty, and a Reshape of empty tensors")
         if ctx.opset >= 14:
             ctx.edit(change_attributes, {"allowzero": 1})
     if ctx.may_lack_frames(x) and size(-1) in copied and copied.index(size(-1)) != info.axis:

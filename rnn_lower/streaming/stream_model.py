@@ -18,9 +18,9 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.driver.legalize_rest import legalize_rest
-from rnn_lower.driver.lower_pass import Record, lower_document, prepared
+from rnn_lower.driver.lower_pass import Record, at_opset_of_target, lower_document, prepared
 from rnn_lower.errors import RnnLowerError, UnsupportedError
-from rnn_lower.ir.walk import recurrent_nodes
+from rnn_lower.ir.walk import opset_of, recurrent_nodes
 from rnn_lower.modelio import files, stale_files
 from rnn_lower.modelio.document import Document
 from rnn_lower.modelio.output_path import checked_destination
@@ -67,6 +67,9 @@ def make(document: Document, requested: StreamOptions, options: Options) -> Stre
     if requested.set_inputs is not None and not isinstance(requested.set_inputs, Mapping):
         raise RnnLowerError(f"set_inputs is {requested.set_inputs!r}; it must map input names to values")
     target = find_target(options.target)
+    chosen = at_opset_of_target(document.model, options)
+    if chosen.opset is not None and chosen.opset > (opset_of(document.proto) or 0):
+        requested = dataclasses.replace(requested, opset=chosen.opset)
     model = streamed(document, requested, options.dims)
     model = dataclasses.replace(model, plan=_arranged(model, requested))
     if requested.keep_native and model.late and requested.step is None:

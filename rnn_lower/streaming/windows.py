@@ -284,8 +284,9 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse(f"its padding values depend on the stream (mode {mode})")
     if (x.lead and (before or end)) or not x.is_unmerged:
         raise ctx.refuse("it pads an axis that is merged with the time axis, or its input already has left padding")
-    if ctx.opset < 11 or len(ctx.node.inputs) < 2 or ctx.optional(3) is not None:
-        raise ctx.refuse("it must be a Pad of opset 11 or newer with 'pads' for every axis and without input 'axes'")
+    ctx.require_opset(11)
+    if ctx.optional(3) is not None:
+        raise ctx.refuse("its input 'axes' is not supported; it must have 'pads' for every axis")
     if value is None:
         raise ctx.refuse("its padding value must be constant")
     remaining_pads = tuple(0 if position in (axis, axis + x.rank) else number for position, number in enumerate(pads))

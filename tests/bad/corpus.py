@@ -1557,7 +1557,7 @@ def moved_sizes(stack: Stack) -> object:
 
 
 LATE: dict[str, tuple[Callable[[], Model], tuple[str, ...], str]] = {
-    "old": (lambda: late(opset=10), (), "its frames are delayed, which needs opset 11 or newer; the model has opset 10"),
+    "old": (lambda: late(opset=10), (), "delaying its frames needs opset 11 or newer, but the model has opset 10; add --opset 17"),
     "lengths": (
         lambda: late(counted_lengths), ("--step", "2"),
         "cannot run chunk by chunk: its frames are delayed, but the lengths in its sequence_lens do not include the delay",
@@ -1727,11 +1727,11 @@ def bad_streams() -> Iterator[Bad]:
     yield Bad("stream set three", streaming(with_a_rate, "--time", "T", "--set", "sr=[1,2,3]"), "has shape [2], but the value has shape [3]", "sr")
     yield Bad("stream reset of the caller's", streaming(both, "--time", "T", "--reset"), "reset: the caller provides state 'initial_h', so only the caller can reset it; drop --reset", "reset")
     yield Bad("stream reset of nothing", streaming(pointwise, "--time", "T", "--reset"), "reset: the model has no internal state to reset", "reset")
-    yield Bad("stream lengths old", streaming(lambda: model_of(opset=8, dynamic=True, optional=("sequence_lens",)), "--time", "T"), "streaming with sequence_lens needs opset 9 or newer; the model has opset 8")
+    yield Bad("stream lengths old", streaming(lambda: model_of(opset=8, dynamic=True, optional=("sequence_lens",)), "--time", "T"), "streaming with sequence_lens needs opset 9 or newer, but the model has opset 8; add --opset 17")
     yield Bad("stream lengths in a branch", streaming(lambda: model_of(place="if", dynamic=True, optional=("sequence_lens",)), "--time", "T"), "the node is in a branch of an If, where streaming cannot reduce the sequence_lens of the node from chunk to chunk")
     yield Bad("stream lengths used twice", streaming(with_lengths_out, "--time", "T"), "so Neg 'negative' cannot also read this value")
     yield Bad("stream state computed", streaming(computed_state, "--time", "T"), "and the model does not return the final state of the node unchanged")
-    yield Bad("stream reset old", streaming(lambda: model_of(opset=8, dynamic=True), "--time", "T", "--reset"), "reset needs opset 9 or newer; the model has opset 8", "reset")
+    yield Bad("stream reset old", streaming(lambda: model_of(opset=8, dynamic=True), "--time", "T", "--reset"), "--reset needs opset 9 or newer, but the model has opset 8; add --opset 17", "reset")
     yield Bad("stream shared state", streaming(sharing, "--time", "T"), "its initial state 'initial_h' is also read by other nodes or returned as an output; add a separate input for the node")
 
 
@@ -1918,11 +1918,11 @@ def written_to(destination: Any) -> None:
 
 def _hard_to_inline() -> None:
     import rnn_lower
-    from rnn_lower.driver import call_dependent
+    from rnn_lower.driver import inline_functions
 
     model = model_of(place="function", opset=18)
     refers("clip")(model)
-    with mock.patch.object(call_dependent, "InlinePass", side_effect=ValueError("a reason")):
+    with mock.patch.object(inline_functions, "InlinePass", side_effect=ValueError("a reason")):
         rnn_lower.lower(model, fold=True)
 
 
