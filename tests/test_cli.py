@@ -335,6 +335,18 @@ def test_failure_while_writing_keeps_the_model(lstm, capsys, monkeypatch):
     assert os.listdir(lstm.parent) == ["lstm.onnx"]
 
 
+def test_a_failure_prints_one_line_without_the_notes_before_it(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "m.onnx"
+    onnx.save(build(Case("LSTM", activations=("ThresholdedRelu", "Tanh", "Tanh")))[0], path)
+    code, _, err = run(capsys, "lower", path, "-o", tmp_path / "o.onnx")
+    assert (code, err.count("ThresholdedRelu has no alpha")) == (0, 1)
+    monkeypatch.setattr("os.fsync", lambda *_: os.read(-1, 1))
+    code, _, err = run(capsys, "lower", path, "-o", tmp_path / "o2.onnx")
+    assert code == 2
+    assert err.startswith("rnn-lower: error: ")
+    assert err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -8,6 +8,7 @@ import contextlib
 import gc
 import io
 import logging
+import logging.handlers
 import os
 import shutil
 import sys
@@ -46,24 +47,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parser.parse_args(one_value_each(sys.argv[1:] if argv is None else argv))
     except SystemExit as end:  # argparse has printed why
         return int(end.code or 0)
-    level = logging.ERROR if arguments.quiet else logging.DEBUG if arguments.verbose else logging.INFO
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_OneLine("rnn-lower: %(message)s"))
-    logging.basicConfig(handlers=[handler], force=True, level=level)
-    for noisy in ("onnx_ir", "onnxscript"):
-        logging.getLogger(noisy).setLevel(logging.CRITICAL)
-        warnings.filterwarnings("ignore", category=UserWarning, module=rf"{noisy}\b")
+    notes = _log_to_stderr(arguments)
     command: Callable[[argparse.Namespace], int] = arguments.command
     token = COMMAND_LINE.set(True)
     try:
         _check_folder()
         resolve_files(arguments)
         is_shown = sys.stdout and (not arguments.quiet or _prints_result(arguments))
-        output = _UntilClosed(sys.stdout if is_shown else open(os.devnull, "w"))  # noqa: SIM115
+        stdout = sys.stdout if is_shown else open(os.devnull, "w")  # noqa: SIM115
+        output = _UntilClosed(stdout, before=notes.flush)
         with stopped_as_by_ctrl_c(), contextlib.redirect_stdout(output):
             with _stdin_as_file(arguments):
                 code = public(command)(arguments)
             sys.stdout.flush()
+            notes.flush()
             return code
     except RnnLowerError as error:
         return _fail(BAD, f"error: {error}")
@@ -85,7 +82,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"internal error: {text}; please report this bug, with the traceback that RNN_LOWER_TRACEBACK=1 prints",
         )
     finally:
+        notes.buffer.clear()
         COMMAND_LINE.reset(token)
+
+
+def _log_to_stderr(arguments: argparse.Namespace) -> logging.handlers.MemoryHandler:
+    """The notes that wait for the first line of the result, because a command that fails prints one line only."""
+    level = logging.ERROR if arguments.quiet else logging.DEBUG if arguments.verbose else logging.INFO
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLine("rnn-lower: %(message)s"))
+    notes = logging.handlers.MemoryHandler(10_000, logging.ERROR, handler)
+    logging.basicConfig(handlers=[handler if arguments.verbose else notes], force=True, level=level)
+    for noisy in ("onnx_ir", "onnxscript"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
+        warnings.filterwarnings("ignore", category=UserWarning, module=rf"{noisy}\b")
+    return notes
 
 
 def _check_folder() -> None:
@@ -119,10 +130,13 @@ class _OneLine(logging.Formatter):
 
 
 class _UntilClosed(io.TextIOBase):
-    """A text stream that drops what is written after its reader has closed the pipe, as with `| head`."""
+    """A text stream that drops what is written after its reader has closed the pipe, as with `| head`.
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    before: called before each write.
+    """
+
+    def __init__(self, stream: TextIO, before: Callable[[], None]) -> None:
+        self._stream, self._before = stream, before
 
     @property
     def buffer(self) -> BinaryIO | None:
@@ -130,6 +144,7 @@ class _UntilClosed(io.TextIOBase):
         return getattr(self._stream, "buffer", None)
 
     def write(self, text: str) -> int:
+        self._before()
         self._while_open(lambda: self._stream.write(text))
         return len(text)
 
