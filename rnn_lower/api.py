@@ -498,6 +498,8 @@ def lint(
         }
 
     def result() -> LintReport:
+        nonlocal document
+        document, _ = read_document(document)
         return linting.lint(document.model, find_target(target), document.shape_info, attempt, mends)
 
     return _naming_file(path, result)

@@ -56,8 +56,8 @@ class Options:
     fold: bool = _option(
         False,
         (
-            "before lowering, fold the constants of the whole model and inline the functions whose lowering differs "
-            "between calls; automatic if the target needs static sizes, but the model computes some sizes at run time"
+            "before lowering, fold the constants of the whole model and inline the functions that contain recurrent "
+            "nodes; automatic if the target needs static sizes, but the model computes some sizes at run time"
         ),
     )
     keep_native: bool = _option(

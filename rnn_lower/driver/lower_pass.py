@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx_ir import convenience
 from typing_extensions import Unpack
 
-from rnn_lower.driver.call_dependent import inline_functions, inline_undecided
+from rnn_lower.driver.inline_functions import inline_functions, inline_recurrent
 from rnn_lower.driver.legalize_rest import legalize_rest
 from rnn_lower.driver.plan import Plan, remove_unused
 from rnn_lower.driver.suggestions import advised
@@ -180,7 +180,10 @@ def _folds_and_unrolls(model: ir.Model, options: Options) -> tuple[bool, bool]:
     The target may need to know sizes that the model computes, or have no loops.
     """
     target = find_target(options.target)
-    needs_sizes = target.constraints.static and any(node.op_type == "Shape" for node, _ in nodes(model))
+    needs_sizes = target.constraints.static and (
+        any(node.op_type == "Shape" for node, _ in nodes(model))
+        or any(isinstance(scope.root, ir.Function) for _, scope in recurrent_nodes(model, options.op_types))
+    )
     lacks_loops = options.target is not None and not {"scan", "loop"} & {*target.forms}
     return options.fold or needs_sizes, (options.loops or lacks_loops) and any(loops(model))
 
@@ -189,7 +192,7 @@ def _change_all(model: ir.Model, options: Options) -> tuple[bool, list[str]]:
     """Fold constants and unroll loops; returns whether the model changed, and why loops stay."""
     folded, unrolls = _folds_and_unrolls(model, options)
     if folded:
-        inline_undecided(model)
+        inline_recurrent(model)
         fold(model)
     notes = list[str]()
     if folded and not options.fold:

@@ -218,10 +218,13 @@ class _Diff:
             new_kept = [_common_sizes(b, b if name == "input" else a) for a, b in pairs]
             if list(there) != [info.name for info in infos] or not _equal(kept, new_kept):
                 yield f"graph: {name} has changed"
-        if len(old.functions) != len(new.functions):
-            yield "model: the number of functions has changed"
-        for index, (a, b) in enumerate(zip(old.functions, new.functions, strict=False)):
-            yield from self.messages(f"functions[{index}]", a, b, ["node", "value_info"])
+        known = {(function.domain, function.name, function.overload): function for function in old.functions}
+        for function in new.functions:  # lowering may have inlined the others
+            before = known.get((function.domain, function.name, function.overload))
+            if before is None:
+                yield f"model: function '{function.name}' is new"
+            else:
+                yield from self.messages(f"function '{function.name}'", before, function, ["node", "value_info"])
 
     def graphs(self, path: str, old: protobuf.Holder, new: protobuf.Holder) -> Iterator[str]:
         """The differences between two graphs or functions, apart from recurrent nodes and their weights."""

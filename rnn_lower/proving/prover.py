@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from rnn_lower.driver.legalize_rest import LEGALIZED
 from rnn_lower.driver.lower_pass import prepared
-from rnn_lower.driver.plan import read_nodes
+from rnn_lower.driver.plan import read_document
 from rnn_lower.driver.suggestions import unlogged
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
@@ -146,7 +146,7 @@ def _comparable(before: Document, after: Document) -> tuple[Document, Document]:
     """Both models at the opset and sizes of the lowered one, with emitted function calls inlined."""
     for document in (before, after):
         document.check_data()
-    read_nodes(before.model, before.shape_info)  # only to reject invalid nodes
+    read_document(before)  # only to reject invalid nodes
     plain = without_made_calls(after.proto, before.proto)
     after = after if plain is after.proto else Document(plain, after.folder)
     if sizes := _sizes_of(after, before):

@@ -187,8 +187,9 @@ def gather(model: Any, options: Options, ask: CheckOptions) -> Report:
         folder = Path(scratch)
         lowered = folder / "lowered.onnx"
         original = Path(path) if path else _written(document.copied(), folder / "original.onnx")
-        original_nodes = {(node.name, node.path): node for node in read_nodes(document.model, document.shape_info)}
         ready, remaining = prepared(document.copied(), options)
+        before = ready.copied()
+        original_nodes = {(node.name, node.path): node for node in read_nodes(before.model, before.shape_info)}
         records = lower_document(ready, remaining)
         drawings = [_drawings(group[0]) for group in _equal_records(records)]
         _written(ready, lowered, remaining.dims)

@@ -134,6 +134,7 @@ def test_what_attributes_are_by_default_stays(model, op):
     report = rnn_lower.check(original, folded)
     assert report.ok, report.verdict
     assert max(output.max_abs_error for output in report.outputs) < 1e-5
+    assert rnn_lower.prove(original, folded).ok
     streamed = in_chunks(rnn_lower.stream(original, axis="T"), feeds(), [1, 3, 2])
     close([streamed["Y"]], wanted)
 
@@ -194,6 +195,20 @@ def test_without_folding_it_is_refused(op):
     assert {node.op_type for node in rnn_lower.inspect(original)} == {op}
     assert rnn_lower.check(original, original).ok
     assert original.SerializeToString(deterministic=True) == before
+
+
+@pytest.mark.parametrize("options", [{}, {"legalize_all": True}], ids=str)
+@pytest.mark.parametrize("target", ["dla", "tinygrad"])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("op", GATES)
+def test_targets_that_need_sizes_get_them_from_the_calls(op, model, target, options):
+    original = MODELS[model](op)
+    lowered = rnn_lower.lower(original, target=target, dims={"T": 6}, fold=True, **options)
+    assert not remaining(lowered)
+    close(run_onnxruntime(lowered, feeds()), run_onnxruntime(original, feeds()))
+    proof = rnn_lower.prove(original, lowered)
+    assert proof.ok, (proof.reasons, proof.changed)
+    assert rnn_lower.lint(original, target, dims={"T": 6}).findings is not None
 
 
 @pytest.mark.parametrize("op", GATES)

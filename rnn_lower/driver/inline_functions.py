@@ -1,4 +1,4 @@
-"""Functions whose recurrent nodes depend on the call site."""
+"""Inline functions, for what depends on their call sites."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ from collections.abc import Collection
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass, NameFixPass
 
-from rnn_lower.errors import RnnLowerError, UnsupportedError, first_cause, one_line
+from rnn_lower.errors import RnnLowerError, first_cause, one_line
 from rnn_lower.ir.walk import plain_imports, recurrent_nodes, with_bodies
-from rnn_lower.lowering.node import read_node
-from rnn_lower.shapes.shape_info import ShapeInfo
 
 
-def inline_undecided(model: ir.Model) -> None:
-    """Inline functions that depend on the call site, in place, if folding is requested.
+def inline_recurrent(model: ir.Model) -> None:
+    """Inline functions with recurrent nodes, in place: only their calls tell sizes, element types and attributes.
 
-    They refer to attributes of the function, or are called with several element types, or with an input and without.
     Raises RnnLowerError for functions that cannot be inlined.
     """
-    while functions := _call_dependent(model):
+    roots = (scope.root for _, scope in recurrent_nodes(model))
+    if functions := {root.identifier() for root in roots if isinstance(root, ir.Function)}:
         inline_functions(model, functions)
 
 
@@ -41,18 +39,6 @@ def inline_functions(model: ir.Model, chosen: Collection[ir.OperatorIdentifier])
         raise RnnLowerError(f"inlining functions failed ({one_line(first_cause(error))}); drop --fold") from None
     for identifier in inlined & model.functions.keys():  # which nobody calls
         del model.functions[identifier]
-
-
-def _call_dependent(model: ir.Model) -> set[ir.OperatorIdentifier]:
-    """The functions whose recurrent nodes depend on the call site."""
-    shape_info, functions = ShapeInfo(model), set()
-    for node, scope in recurrent_nodes(model):
-        if isinstance(scope.root, ir.Function):
-            try:
-                read_node(node, scope.opset, scope.path, shape_info)
-            except UnsupportedError:
-                functions.add(scope.root.identifier())
-    return functions
 
 
 def _with_callers(model: ir.Model, chosen: Collection[ir.OperatorIdentifier]) -> set[ir.OperatorIdentifier]:
