@@ -5,6 +5,7 @@ Helper modules are imported by name: `support/` is for all tests, `soak/` has wh
 
 from __future__ import annotations
 
+import os
 import sys
 import zlib
 from collections import defaultdict
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # workers on all cores would wait for each other's threads
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), *(str(HERE / name) for name in ("support", "soak", "runtimes", "stream", "reporting"))]
 

@@ -34,8 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     interrupted, 3: an error of rnn_lower itself; from 2 on with one line on stderr.
     """
     defer()
-    # OpenBLAS threads spin for 25 ms after each product, and a proof has many small ones: a fifth of --check.
-    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "10")
+    # A proof has many small products; on busy cores, threads that wait for each other take 20 times as long for them.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     atexit.register(gc.freeze)  # skips the final garbage collection, a quarter of the time for 1,000 nodes
     if sys.stderr is None:  # closed by the caller
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115

@@ -12,8 +12,9 @@ from rnn_lower.proving.operators import OutOfScopeError
 
 LENGTHS, MOST_LENGTHS, MOST_STEPS = 6, 70, 10_000
 LONGER = (9, 17, 40)
-"""Lengths to compare if the model leaves the length open: all below LENGTHS, and those of LONGER; up to MOST_LENGTHS if
-the graph compares values with a constant, beyond which it may behave differently. MOST_STEPS limits known lengths.
+"""Lengths to compare if the model leaves the length open: all below LENGTHS, and those of LONGER, of which the first
+suffices for over LARGE weights; up to MOST_LENGTHS if the graph compares values with a constant, beyond which it may
+behave differently. MOST_STEPS limits known lengths.
 """
 
 ALL_VECTORS, LARGE, SHORT, MOST_VECTORS = 36, 300_000, 12, 64
@@ -59,10 +60,15 @@ class Known:
     compared: int
 
     @property
+    def longer(self) -> tuple[int, ...]:
+        """The lengths beyond LENGTHS to compare."""
+        return LONGER if self.weights <= LARGE else LONGER[:1]
+
+    @property
     def longest(self) -> int | None:
         """The largest length that is compared, or None if the node's sizes are known."""
         if self.T is None:
-            return max(*LONGER, self.compared + 1)
+            return max(*self.longer, self.compared + 1)
         return max(self.T, LENGTHS, self.compared + 1) if self.N is None else None
 
 
@@ -96,21 +102,22 @@ def _steps(known: Known) -> list[int]:
         )
     if known.T is not None and known.T > MOST_STEPS:
         raise OutOfScopeError(f"the sequence has {known.T} steps, but the proof supports at most {MOST_STEPS}")
-    return [*range(most), *(more for more in LONGER if more >= most)] if known.T is None else [known.T]
+    return [*range(most), *(more for more in known.longer if more >= most)] if known.T is None else [known.T]
 
 
 def _at_length(known: Known, steps: int, left_out: set[str]) -> list[Sizes]:
     """The sizes to compare at one length of the sequence."""
     T, N, lengths = known.T, known.N, known.lengths
     if not known.has_lengths:
-        rows = (N,) if N is not None else (5,) if steps in LONGER else (1, 3)
+        few = (1, 3) if known.weights <= LARGE or T is not None else (1 + 2 * (steps % 2),)
+        rows = (N,) if N is not None else (5,) if steps in known.longer else few
         return [(steps, count, None) for count in rows]
     if lengths is not None:
         if not steps and lengths.max(initial=0) > 0:  # a length beyond an empty sequence has no steps to read
             return []
         return [(steps, lengths.size, tuple(int(length) for length in lengths))]
     vectors = _vectors(steps, N, 0 if known.weights > LARGE else ALL_VECTORS)
-    if T is None and steps in LONGER:
+    if T is None and steps in known.longer:
         vectors = vectors[:: -(-len(vectors) // 2)]
     if len(vectors) > MOST_VECTORS:
         count, vectors = len(vectors), vectors[:: -(-len(vectors) // MOST_VECTORS)]
@@ -120,7 +127,7 @@ def _at_length(known: Known, steps: int, left_out: set[str]) -> list[Sizes]:
 
 def _large_batch(known: Known, largest: int, left_out: set[str]) -> list[Sizes]:
     """A batch with more rows than any integer that the subgraph compares. largest: the batch size so far."""
-    steps, rows = 3 if known.T is None else known.T, max(known.compared, *LONGER) + 2
+    steps, rows = 3 if known.T is None else known.T, max(known.compared, *known.longer) + 2
     if steps * rows * known.weights > (MOST_PRODUCTS if known.compared else FEW_PRODUCTS):
         if known.compared:
             left_out.add(f"the nodes are compared only for batch sizes up to {largest}")
