@@ -298,7 +298,7 @@ def _stacked(steps: Sequence[Sequence[Array]], outputs: Sequence[ir.Value]) -> l
 
 
 def size_of_result(call: Call) -> int:
-    """An upper bound on the number of elements of an operator's result."""
+    """An upper bound on the elements of an operator's result; 64 multiplications of a matrix product count as one."""
     arrays = call.operands
     if call.node.op_type in ELEMENTWISE and all(array.size <= FEW for array in arrays):
         return FEW  # an underestimate, but even FEW squared is within the limit
@@ -314,7 +314,9 @@ def size_of_result(call: Call) -> int:
         rows: int = max(1, call[0].shape[call.attribute("axis", 0)])
         return int(arrays[0].size) // rows * max(1, arrays[1].size)
     if call.node.op_type in ("MatMul", "Gemm", "Conv"):
-        return int(arrays[0].size // max(1, call[0].shape[-1]) * arrays[1].size)
+        rows = int(arrays[0].size // max(1, call[0].shape[-1]))
+        is_plain = call.node.op_type == "MatMul" and arrays[1].ndim == 2
+        return max(rows * int(call[1].shape[-1]), rows * arrays[1].size >> 6) if is_plain else rows * arrays[1].size
     if call.node.op_type in ("Reshape", "Slice", "Split", "Squeeze", "Unsqueeze", "Transpose"):
         return arrays[0].size
     try:

@@ -208,6 +208,8 @@ class _Diff:
     def frames(self, old: onnx.ModelProto, new: onnx.ModelProto) -> Iterator[str]:
         """The differences between two models whose graphs may compute the same in other ways."""
         yield from self.messages("", old, new, ["graph", "functions", "metadata_props"])
+        if old.training_info:
+            yield "model: it has training_info, which refers to values that may have changed"
         if not _equal(*([each for each in m.metadata_props if each.key != FOLDED] for m in (old, new))):
             yield "model: metadata_props has changed"
         yield from self.messages("graph", old.graph, new.graph, _OF_GRAPHS)

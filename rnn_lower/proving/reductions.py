@@ -173,6 +173,7 @@ def _top(call: Call) -> list[Array]:
     count = int(call.attribute("k", 0) or call.integers(1).ravel()[0])
     best = np.expand_dims(_mixed(call, axis), axis)
     order = [call.attribute(name, 1) for name in ("largest", "sorted")]
+    order += [] if order[1] else [count]  # without an order, the first elements may be others for another count
     places = np.arange(count).reshape([-1 if k == axis else 1 for k in range(call[0].ndim)])
     mixed = call.field.add(best, call.field.integers(places))
     return [call.field.function(f"TopK {order} {what}", mixed) for what in ("values", "indices")]

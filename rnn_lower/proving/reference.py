@@ -22,7 +22,7 @@ Array = np.ndarray
 ACTIVATIONS: dict[str, Callable[..., Array]] = {
     "relu": lambda x, a, b: np.maximum(x, 0),
     "tanh": lambda x, a, b: np.tanh(x),
-    "sigmoid": lambda x, a, b: 0.5 * (1.0 + np.tanh(0.5 * x)),
+    "sigmoid": lambda x, a, b: np.where(x >= 0, 1.0, np.exp(-np.abs(x))) / (1.0 + np.exp(-np.abs(x))),
     "affine": lambda x, a, b: a * x + b,
     "leakyrelu": lambda x, a, b: np.where(x >= 0, x, a * x),
     "thresholdedrelu": lambda x, a, b: np.where(x > a, x, 0),

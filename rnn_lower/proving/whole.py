@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import NODE_MARK, count_nodes, nodes, recurrent_nodes
+from rnn_lower.ir.walk import NODE_MARK, count_nodes, nodes, recurrent_nodes, subgraphs
 from rnn_lower.loops.unrolling import LOOPS
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
@@ -22,7 +22,7 @@ from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.integer_flow import IntegerFlow
 from rnn_lower.proving.interpreter import NoStepsError, check_time
 from rnn_lower.proving.model_diff import new_misdeclaration
-from rnn_lower.proving.model_inputs import overridable_inputs, overrides, required_inputs
+from rnn_lower.proving.model_inputs import overridable_inputs, overrides, required_inputs, symbol
 from rnn_lower.proving.node_proof import FAILURE
 from rnn_lower.proving.operators import OutOfScopeError, UndefinedError, WrongError
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof, Proof
@@ -96,7 +96,7 @@ def prove_whole(
             verdict = OUT_OF_SCOPE  # constants may have been summed in floats, too
             if not reason:
                 reason = comparison.difference_in_floats()
-                verdict, reason = (OUT_OF_SCOPE, reason) if reason else (PROVED, comparison.left_out)
+                verdict = OUT_OF_SCOPE if reason else PROVED
                 break
         except OutOfScopeError as error:
             verdict, reason, evaluations = OUT_OF_SCOPE, str(error), 0
@@ -142,9 +142,8 @@ class _Comparison:
     """The evaluation of two models on the same inputs.
 
     count: evaluations of both.  ran: sizes with which both ran.  undefined: sizes with which a result was
-    undefined.  left_out: what a proof does not cover.  outcomes: by comparison of input integers, those seen.
-    kept: inputs that always had their default.  sized: outputs that were not empty.  unsized: outputs that were
-    empty, with two shapes.
+    undefined.  outcomes: by comparison of input integers, those seen.  kept: inputs that always had their default.
+    empty: outputs that were always empty.  unexecuted: bodies that never ran.
     """
 
     def __init__(
@@ -154,7 +153,7 @@ class _Comparison:
         self.points, self.seed, self.deadline, self.folded, self.exact = points, seed, deadline, folded, exact_sizes
         self.limits = set().union(*map(limits_of, documents))
         recurrent = [node for model in self.models for node, _ in recurrent_nodes(model)]
-        inputs = required_inputs(self.models[1])
+        inputs = required_inputs(self.models[0])
         self.types = {str(v.name): (v.dtype or ir.DataType.FLOAT).numpy() for v in inputs}
         self.integers = [str(v.name) for v in inputs if v.dtype is not None and v.dtype.is_integer()]
         self.flows = [IntegerFlow(model) for model in self.models]
@@ -165,10 +164,10 @@ class _Comparison:
         self.lengths = exact_sizes or bool(raised) or replaced
         kinds = {value.dtype for node in recurrent if (value := node.inputs[0]) and value.dtype}
         self.narrow = kinds if len(kinds) == 1 else set[ir.DataType]()
-        self.left_out = ""
         self.count, self.outcomes, self.ran = 0, dict[ir.Node, set[bool]](), list[Mapping[str, int]]()
         self.undefined: list[Mapping[str, int]] = []
-        self.sized, self.unsized = set[str](), set[str]()
+        self.empty = {str(value.name) for value in self.models[0].graph.outputs}
+        self.unexecuted = {body for model in self.models for node, _ in nodes(model) for _, body in subgraphs(node)}
         self.declared = {str(value.name): value.shape for value in _values(self.models[0]) if value.shape is not None}
         self.kept = {str(value.name) for value in overridable_inputs(self.models[1])}
 
@@ -181,8 +180,12 @@ class _Comparison:
             raise OutOfScopeError("the prover found no input sizes for which both models run")
         if any(sizes not in self.ran for sizes in self.undefined):
             raise OutOfScopeError("for some input sizes, a node of the model divides by zero")
-        if never := self.unsized - self.sized:
-            raise OutOfScopeError(f"output '{min(never)}' is empty and has different shapes in the two models")
+        if self.empty:
+            raise OutOfScopeError(f"output '{min(self.empty)}' is empty for all input sizes for which both models run")
+        if self._usual() is None:
+            raise OutOfScopeError(
+                f"both models run only if an input size ({', '.join(self.ran[0])}) is 0 or 1; set the sizes (--dim)"
+            )
         if self.kept:
             raise OutOfScopeError(f"both models run only with the default value of input '{min(self.kept)}'")
         if left := self._one_sided():
@@ -194,9 +197,7 @@ class _Comparison:
 
     def difference_in_floats(self) -> str:
         """The first difference of both models in floats, or ""."""
-        sizes = next((sizes for sizes in self.ran if all(sizes.values())), None)
-        if sizes is None:
-            return ""
+        sizes = self._usual() or {}
         rng = np.random.default_rng(self.seed)
         for scale in SCALES:
             if reason := float_run.confirmed(functools.partial(self._differ_in_floats, sizes, rng, scale)):
@@ -204,8 +205,8 @@ class _Comparison:
         return ""
 
     def _differ_in_floats(self, sizes: Mapping[str, int], rng: np.random.Generator, scale: float) -> str:
-        """The difference for random inputs of this scale, or ""; also if onnx's evaluator cannot run the original."""
-        drawn = draw_inputs(Field(self.seed), self.models[1], sizes, rng, False)
+        """The difference for random inputs of this scale, or ""."""
+        drawn = draw_inputs(Field(self.seed), self.models[0], sizes, rng, False)
         inputs = {
             name: (scale * rng.standard_normal(array.shape) if array.dtype == np.uint64 else array)
             for name, array in drawn.items()
@@ -214,10 +215,7 @@ class _Comparison:
         try:
             old = float_run.outputs(self.documents[0].proto, inputs)
         except Exception:  # the evaluator raises exceptions of any type
-            self.left_out = (
-                "the proof does not compare floating-point results, because onnx's evaluator cannot run the original"
-            )
-            return ""
+            raise OutOfScopeError("onnx's evaluator cannot run the original in floats") from None
         try:
             new = float_run.outputs(self.documents[1].proto, inputs)
         except Exception as error:
@@ -231,6 +229,21 @@ class _Comparison:
                 return f"output '{value.name}' {text}"
         return ""
 
+    def _merges(self, sizes: Mapping[str, int]) -> bool:
+        """Whether the lowered model declares sizes to be equal that are not, so that it may refuse them."""
+        declared: dict[str | int, int] = {}
+        for old, new in zip(*(required_inputs(model) for model in self.models), strict=True):
+            for axis in range(min(len(old.shape or ()), len(new.shape or ()))):
+                size = symbol(old, axis)
+                size = size if isinstance(size, int) else sizes[size]
+                if declared.setdefault(symbol(new, axis), size) != size:
+                    return True
+        return False
+
+    def _usual(self) -> Mapping[str, int] | None:
+        """Sizes above 1 for which both models ran."""
+        return next((sizes for sizes in self.ran if all(size > 1 for size in sizes.values())), None)
+
     def _seen(self) -> int:
         return sum(map(len, self.outcomes.values()))
 
@@ -239,19 +252,21 @@ class _Comparison:
 
     def _trials(self) -> Iterator[Trial]:
         """Yield the inputs to try, in order."""
-        model = self.models[1]
-        cases, longer = list(small_sizes(model)), [] if self.exact else list(long_sizes(model))
+        model = self.models[0]
+        cases, longer = list(small_sizes(model)), list(long_sizes(model))
         if self.exact and len(cases) > 1:
-            cases += sizes_beyond(self.models, cases[0])
+            cases += sizes_beyond(self.models, cases[0], True)
         real = all(value.dtype is None or value.dtype.is_floating_point() for value in model.graph.inputs)
         draws = INTEGER_DRAWS if not real else 2 if self.kept else 1
         for index, sizes in enumerate(cases):
             for draw in range(max(self.points, draws)) if index == 0 else range(index, index + draws):
                 yield Trial(index, sizes, draw)
-        for sizes in () if self.count else longer:
+        for sizes in longer if self.empty or self._usual() is None else ():
             yield from (Trial(len(cases), sizes, draw) for draw in range(max(self.points, draws)))
+        for sizes in sizes_beyond(self.models, cases[0], False) if self.unexecuted and not self.exact else ():
+            yield Trial(len(cases), sizes, 0)
         for draw in range(LARGE_DRAWS if self.integers else 0):
-            yield Trial(0, cases[0], draw, large=True)
+            yield Trial(0, self._usual() or cases[0], draw, large=True)
         comparing = [node for node, _ in nodes(model) if node.op_type in COMPARISONS]
         comparing = self._one_sided() if self.count else comparing
         compared = sorted(set(compared_numbers(comparing)))[:TRIED_NUMBERS]
@@ -268,7 +283,7 @@ class _Comparison:
         """Return the difference for one trial, or "" if there is none or the original does not run."""
         field = Field(self.seed * 1000 + trial.draw % self.points)
         rng = np.random.default_rng((self.seed, trial.draw, trial.index))
-        inputs = draw_inputs(field, self.models[1], trial.sizes, rng, self.exact or trial.draw % 2 == 1)
+        inputs = draw_inputs(field, self.models[0], trial.sizes, rng, self.exact or trial.draw % 2 == 1)
         inputs |= {name: np.full(inputs[name].shape, number) for name, number in trial.numbers.items()}
         if trial.large:
             inputs |= large_integers(self.models[1], inputs, rng)
@@ -287,7 +302,7 @@ class _Comparison:
             except NoStepsError:
                 return ""
             except (WrongError, NotRunError):
-                if results:
+                if results and not self._merges(trial.sizes):
                     raise
                 return ""
             except OutOfScopeError as error:
@@ -297,6 +312,7 @@ class _Comparison:
                     self.undefined.append(trial.sizes)
                 return ""  # the size of an integer, or its being zero, may be why
             symbols.append(set(field.symbols))
+            self.unexecuted -= evaluator.executed
             for node, seen in evaluator.outcomes.items():
                 self.outcomes.setdefault(node, set()).update(seen)
         self.count += 1
@@ -308,10 +324,7 @@ class _Comparison:
         for value, a, b in zip(self.models[0].graph.outputs, *results, strict=True):
             # Without trips, a Loop does not know the sizes of its steps.
             empty = a.size == b.size == 0 and a.ndim == b.ndim
-            if empty and a.shape != b.shape:
-                self.unsized.add(str(value.name))
-            elif not empty:
-                self.sized.add(str(value.name))
+            self.empty -= set() if empty else {str(value.name)}
             if not empty and (a.shape != b.shape or a.dtype != b.dtype or not np.array_equal(a, b)):
                 shapes = {name: array.shape for name, array in inputs.items()}
                 return f"output '{value.name}' differs in exact arithmetic for inputs of shapes {shapes}"

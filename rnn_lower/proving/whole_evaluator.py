@@ -73,6 +73,7 @@ class WholeEvaluator(ModelInterpreter):
     node that makes booleans from input integers, or branches on them, the values seen.  flow: the values that depend on
     input integers.  lengths: recurrent nodes may read lengths in place of comparisons.  large: input integers are
     large.  trusted: the declared shapes that need not be compared with actual ones, by name; None for all.
+    executed: the bodies that ran.
     """
 
     narrow: Collection[ir.DataType] = ()
@@ -90,6 +91,7 @@ class WholeEvaluator(ModelInterpreter):
         self._tables: dict[ir.Node, str] = {}
         self._symbols: dict[int, set[str]] = {}
         self.outcomes: dict[ir.Node, set[bool]] = {}
+        self.executed: set[ir.Graph] = set()
 
     def outputs(self, feeds: Mapping[str, Array]) -> list[Array]:
         """See `ModelInterpreter.outputs`."""
@@ -140,6 +142,7 @@ class WholeEvaluator(ModelInterpreter):
                 self.field.symbols |= self._symbols[id(array)]
 
     def _body(self, body: ir.Graph, arguments: Sequence[Array]) -> list[Array]:
+        self.executed.add(body)
         results = super()._body(body, arguments)
         self._use(results)  # stacking them would lose their symbols
         return results
@@ -318,7 +321,9 @@ class WholeEvaluator(ModelInterpreter):
 
     def _unknown(self, node: ir.Node, operands: Sequence[Array | None]) -> list[Array]:
         """Return random elements, keyed by all operands, in the inferred shapes."""
-        seed = _digest(f"{node.domain} {node.op_type} {_attributes(node)}", operands)
+        dtypes = [None if value is None else self._shape_info.dtype(value) for value in node.inputs]
+        integers = [dtype for dtype in dtypes if dtype is not None and dtype.is_integer()]  # they differ in their range
+        seed = _digest(f"{node.domain} {node.op_type} {_attributes(node)} {integers}", operands)
         return [
             self.field.function(f"unknown {seed} {index}", np.arange(math.prod(shape), dtype=np.uint64)).reshape(shape)
             for index, shape in enumerate(self._shapes(node, operands))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -62,17 +63,21 @@ def _free(value: ir.Value) -> list[str]:
 
 
 def small_sizes(model: ir.Model) -> Iterator[dict[str, int]]:
-    """Yield small values for the free sizes of the inputs, by name."""
+    """Yield small values for the free sizes of the inputs, by name: growing, equal, and falling ones."""
     free = list(dict.fromkeys(name for value in model.graph.inputs for name in _free(value)))
     for size in SIZES if free else SIZES[:1]:
         yield {name: size + index if size else 0 for index, name in enumerate(free)}
+    for size in SIZES[:1] if len(free) > 1 else ():
+        yield dict.fromkeys(free, size)
+        yield {name: size + index for index, name in enumerate(reversed(free))}
 
 
 def long_sizes(model: ir.Model) -> Iterator[dict[str, int]]:
-    """Yield large values for the last free size of each input, by name."""
+    """Yield large values for the last free size of each input, by name; an input of one free size may have a batch."""
     free = [names for value in model.graph.inputs if (names := _free(value))]
+    long = {names[-1] for names in free if len(names) > 1} or {names[-1] for names in free}
     for size, other in itertools.product(LONG_SIZES if free else (), (2, 1)):
-        yield {name: other for names in free for name in names} | {names[-1]: size for names in free if len(names) > 1}
+        yield {name: size if name in long else other for names in free for name in names}
 
 
 def _counted(node: ir.Node, scope: Scope) -> Iterator[int]:
@@ -90,10 +95,13 @@ def _counted(node: ir.Node, scope: Scope) -> Iterator[int]:
         yield from (int(number) for number in np.ravel(array) if np.isfinite(number) and abs(number) < 2**31 - 1)
 
 
-def sizes_beyond(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Yield sizes beyond the constants that a node compares with or a loop counts to."""
+def sizes_beyond(models: Sequence[ir.Model], sizes: Mapping[str, int], all_numbers: bool) -> Iterator[dict[str, int]]:
+    """Yield sizes beyond the constants that a node compares with or a loop counts to, or only beyond the small ones.
+
+    Raises OutOfScopeError if all are asked for, and one is too large.
+    """
     numbers = {number for model in models for node, scope in nodes(model) for number in _counted(node, scope)}
-    large = sorted(number for number in numbers if number > max(SIZES))
+    large = sorted(number for number in numbers if max(SIZES) < number <= (math.inf if all_numbers else MOST_COUNTED))
     if large and large[-1] > MOST_COUNTED:
         raise OutOfScopeError(
             f"a node compares a size with the constant {large[-1]}; the proof supports constants up to {MOST_COUNTED}"
