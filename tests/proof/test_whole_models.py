@@ -1,0 +1,198 @@
+"""Proofs of whole models whose sizes, branches or element types hide a difference; onnxruntime shows it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from judge import close, remaining, run_onnxruntime
+from onenode import Case, build
+from onnx import TensorProto, helper, numpy_helper
+
+import rnn_lower
+from rnn_lower.driver.legalize_rest import LEGALIZED
+
+RNG = np.random.default_rng(0)
+INFO = helper.make_tensor_value_info
+
+TWO_SIZES = "(float[T,4] x, float[N,4] z) => (float[?,?] y)"
+ONE_SIZE = "(float[T,4] x) => (float[T,4] y)"
+FLIP = "<int64[1] s = {-1}, int64[1] e = {-9999999999}, int64[1] a = {0}>"
+SQUARE = "(float[T,B,4] x) => (float[?,?,?] y, int64[1] size)"
+ZERO_POINT = "<float[64] sc = {%s}, %s[64] zp = {%s}>"
+QUANTIZED = "n = Neg(x) q = QuantizeLinear<axis = 1>(n, sc, zp) y = DequantizeLinear<axis = 1>(q, sc, zp)"
+BRANCH = (
+    "n = Neg(x) t = Shape(n) k = Gather(t, a) c = Greater(k, lim) "
+    "y = If(c) <then_branch = one () => (o1) {o1 = Mul(n, two)}, else_branch = other () => (o2) {o2 = Identity(n)}>"
+)
+LIMIT = "<int64 lim = {20}, float two = {2.0}, int64 a = {0}>"
+POOLED = "(float[B,2,T] x) => (float[B,2,T] y, float[B,2,1] g)"
+
+
+def zero_points(kind: str) -> str:
+    return ZERO_POINT % (", ".join(["100.0"] * 64), kind, ", ".join(["100"] * 64))
+
+
+PAIRS = {
+    "two names for one size": (
+        TWO_SIZES, "", "n = Neg(x) c = Concat<axis = 1>(n, z) y = Sigmoid(c)", "n = Neg(x) c = Concat<axis = 1>(n, z) y = Exp(c)",
+    ),
+    "broadcast at one step": (
+        TWO_SIZES, FLIP, "n = Neg(x) r = Slice(n, s, e, a, s) y = Add(r, z)", "n = Neg(x) y = Add(n, z)",
+    ),
+    "the smaller of two sizes": (
+        TWO_SIZES, "<int64[1] o = {0}>",
+        "n = Neg(x) k = Shape<end = 1>(n) l = Shape<end = 1>(z) m = Min(k, l) y = Slice(n, o, m)", "n = Neg(x) y = Identity(n)",
+    ),
+    "a size by another name": (
+        SQUARE, "", "y = Neg(x) size = Shape<start = 0, end = 1>(y)", "y = Neg(x) size = Shape<start = 1, end = 2>(y)",
+    ),
+    "zero points of another type": ("(float[T,64] x) => (float[T,64] y)", zero_points("uint8"), QUANTIZED, QUANTIZED),
+    "a branch for long sequences": (ONE_SIZE, LIMIT, BRANCH, "n = Neg(x) y = Identity(n)"),
+    "an operator that onnx's evaluator lacks": (
+        POOLED, "<float big = {1000000000.0}>", "n = Neg(x) g = GlobalLpPool(x) y = Identity(n)",
+        "n = Neg(x) g = GlobalLpPool(x) c = Add(n, big) y = Sub(c, big)",
+    ),
+    "the largest elements in any order": (
+        "(float[T,4] x) => (float[T,2] y)", "<int64[1] k = {2}, int64[1] l = {3}, int64[1] o = {0}, int64[1] a = {1}>",
+        "n = Neg(x) y, i = TopK<axis = 1, sorted = 0>(n, k)",
+        "n = Neg(x) q, i = TopK<axis = 1, sorted = 0>(n, l) y = Slice(q, o, k, a)",
+    ),
+}  # fmt: skip
+"""By what hides the difference: the interface, the constants, the nodes of the original, and those of another model."""
+
+
+def legalized(interface: str, constants: str, nodes: str) -> onnx.ModelProto:
+    """A model whose first node claims that lowering legalized it."""
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 17]> g {interface} {constants} {{{nodes}}}')
+    model.graph.node[0].metadata_props.add(key=LEGALIZED, value="yes")
+    return model
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_what_the_compared_sizes_hide(name):
+    interface, constants, nodes, others = PAIRS[name]
+    original, other = legalized(interface, constants, nodes), legalized(interface, constants, others)
+    if name == "zero points of another type":
+        other = legalized(interface, zero_points("int8"), others)
+    if name == "a size by another name":
+        other.graph.input[0].CopyFrom(INFO("x", TensorProto.FLOAT, ["N", "N", 4]))
+    steps = 40 if "long" in name else 5
+    feeds = {"x": 1e4 * RNG.standard_normal((steps, 64 if "zero points" in name else 4)).astype(np.float32)}
+    if len(original.graph.input) > 1:
+        feeds["z"] = RNG.standard_normal((3 if "smaller" in name else steps, 4)).astype(np.float32)
+    if len(original.graph.input[0].type.tensor_type.shape.dim) == 3:
+        feeds["x"] = RNG.standard_normal((3, 2, 4)).astype(np.float32)
+    results = zip(run_onnxruntime(original, feeds), run_onnxruntime(other, feeds), strict=True)
+    assert any(a.shape != b.shape or not np.allclose(a, b, 1e-2, 1e-2) for a, b in results)
+    assert not rnn_lower.prove(original, other).ok
+
+
+SAME = {
+    "two free sizes": (TWO_SIZES, "", "n = Neg(x) c = Concat<axis = 0>(n, z) y = Sigmoid(c)"),
+    "sizes that must be equal": (TWO_SIZES, "", "n = Neg(x) c = Concat<axis = 1>(n, z) y = Sigmoid(c)"),
+    "frames of samples": (
+        "(float[S] x) => (float[?,160] y)", "<int64[2] shape = {-1, 160}>", "n = Neg(x) f = Reshape(n, shape) y = Sin(f)",
+    ),
+    "a branch": (ONE_SIZE, LIMIT, BRANCH),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_equal_models_stay_proved(name):
+    interface, constants, nodes = SAME[name]
+    original = legalized(interface, constants, nodes)
+    other = legalized(interface, constants, nodes.replace("n = Neg(x)", "m = Neg(x) k1 = Neg(m) n = Neg(k1)"))
+    proof = rnn_lower.prove(original, other)
+    assert proof.ok, (proof.reasons, proof.changed)
+
+
+def masked_loop(backwards: str, mask: str) -> onnx.ModelProto:
+    """A hand-written RNN that runs backwards; a mask or lengths select the steps that change its state."""
+    node, units, features = helper.make_node, 3, 4
+    nodes = [node("MatMul", ["x", "W"], ["p"]), node("Shape", ["x"], ["k"], end=1), node("Squeeze", ["k"], ["t"])]
+    if backwards == "Gather":
+        nodes += [
+            node("Range", ["zero", "t", "one"], ["positions"]), node("Sub", ["t", "one"], ["last"]),
+            node("Sub", ["last", "positions"], ["back"]), node("Gather", ["p", "back"], ["q"]),
+        ]  # fmt: skip
+    else:
+        nodes.append(node("Slice", ["p", "start", "end", "axis", "start"], ["q"]))
+    body = [
+        node("Gather", ["q", "i"], ["xt"]), node("MatMul", ["h", "R"], ["hr"]), node("Add", ["xt", "hr"], ["z"]),
+        node("Tanh", ["z"], ["new"]),
+    ]  # fmt: skip
+    body.append(node("Gather", ["mask", "i"], ["m"]) if mask == "mask" else node("Less", ["i", "lengths"], ["m"]))
+    body += [
+        node("Where", ["m", "new", "h"], ["next"]),
+        node("Identity", ["next"], ["o"]),
+        node("Identity", ["c"], ["d"]),
+    ]
+    i, c, h = (
+        INFO("i", TensorProto.INT64, []),
+        INFO("c", TensorProto.BOOL, []),
+        INFO("h", TensorProto.FLOAT, [None, units]),
+    )
+    outputs = [
+        INFO("d", TensorProto.BOOL, []),
+        *(INFO(name, TensorProto.FLOAT, [None, units]) for name in ("next", "o")),
+    ]
+    graph = helper.make_graph(body, "body", [i, c, h], outputs)
+    nodes.append(node("Loop", ["t", "true", "h0"], ["hT", "y"], body=graph, name="loop"))
+    inputs = [INFO("x", TensorProto.FLOAT, ["T", "B", features]), INFO("h0", TensorProto.FLOAT, ["B", units])]
+    inputs.append(
+        INFO("mask", TensorProto.BOOL, ["T", "B", 1])
+        if mask == "mask"
+        else INFO("lengths", TensorProto.INT64, ["B", 1])
+    )
+    ends = [INFO("y", TensorProto.FLOAT, ["T", "B", units]), INFO("hT", TensorProto.FLOAT, ["B", units])]
+    constants = {
+        "W": RNG.standard_normal((features, units)).astype(np.float32), "zero": np.int64(0), "one": np.int64(1),
+        "R": RNG.standard_normal((units, units)).astype(np.float32), "true": np.array(True),
+        "start": np.array([-1]), "end": np.array([-(2**40)]), "axis": np.array([0]),
+    }  # fmt: skip
+    weights = [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()]
+    opsets = [helper.make_opsetid("", 17)]
+    return helper.make_model(helper.make_graph(nodes, "g", inputs, ends, weights), opset_imports=opsets, ir_version=8)
+
+
+@pytest.mark.parametrize("mask", ["mask", "lengths"])
+@pytest.mark.parametrize("backwards", ["Gather", "Slice"])
+def test_a_mask_of_a_raised_loop_is_kept(backwards, mask):
+    """Where the states and the sequence had sizes of different names, only the empty input ran."""
+    model = masked_loop(backwards, mask)
+    feeds = {
+        "x": RNG.standard_normal((5, 3, 4)).astype(np.float32), "h0": RNG.standard_normal((3, 3)).astype(np.float32),
+        "mask": RNG.random((5, 3, 1)) > 0.4, "lengths": np.array([[5], [2], [3]]),
+    }  # fmt: skip
+    feeds = {value.name: feeds[value.name] for value in model.graph.input}
+    close(run_onnxruntime(rnn_lower.raise_loops(model), feeds), run_onnxruntime(model, feeds))
+    close(run_onnxruntime(rnn_lower.lower(model, raise_loops=True), feeds), run_onnxruntime(model, feeds))
+
+
+def test_weights_that_training_updates():
+    """Training may update a weight that the other model reads no more."""
+    original, other = (
+        legalized(ONE_SIZE, f"<float[1] {name} = {{1.0}}>", f"n = Neg(x) y = Mul(n, {name})") for name in "WV"
+    )
+    for model in (original, other):
+        training = model.training_info.add()
+        training.algorithm.name = "step"
+        training.algorithm.node.append(helper.make_node("Identity", ["W"], ["next"]))
+        training.algorithm.output.append(INFO("next", TensorProto.FLOAT, [1]))
+        training.update_binding.add(key="W", value="next")
+    assert not rnn_lower.prove(original, other).ok
+
+
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+def test_large_nodes(op):
+    """Of nodes with many weights, fewer steps are compared, on which a wrong weight shows as well."""
+    model, _ = build(Case(op, 17, dynamic=True, H=600, I=5))
+    lowered = rnn_lower.lower(model)
+    assert not remaining(lowered)
+    assert rnn_lower.prove(model, lowered).ok
+    weight = max(lowered.graph.initializer, key=lambda tensor: len(tensor.raw_data))
+    array = numpy_helper.to_array(weight).copy()
+    array[-1, -1] += 0.5
+    weight.CopyFrom(numpy_helper.from_array(array, weight.name))
+    assert not rnn_lower.prove(model, lowered).ok
