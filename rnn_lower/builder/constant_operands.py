@@ -7,13 +7,13 @@ prepack them, and runtimes that require constant weights accept them. Nothing is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.builder import constants
-from rnn_lower.builder.constants import Constant, fold, from_tensor
+from rnn_lower.builder.constants import Constant, from_tensor, moved
 from rnn_lower.ir import walk
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import known_tensor
@@ -24,84 +24,43 @@ DEEPEST = 12
 NAME = "weight"
 """The suggested name of the results."""
 
-Move = Callable[..., "Constant | None"]
-"""(node, output index, *data) -> the result, or None if this is not supported. The node's parameters are known."""
-
-
-def _integers(node: ir.Node, name: str, index: int = 99) -> list[int] | None:
-    """Return a parameter that is an attribute or an input, or None if it is absent."""
-    return walk.integers(node, name, index, walk.constant)
-
-
-def _identity(node: ir.Node, _: int, x: Constant) -> Constant:
-    return fold(("identity",), lambda array: array, x, name=NAME)
-
-
-def _squeeze(node: ir.Node, _: int, x: Constant) -> Constant:
-    # onnxruntime treats an empty list of axes like a missing one and removes all axes of size 1.
-    axes = _integers(node, "axes", 1) or [axis for axis, size in enumerate(x.shape) if size == 1]
-    return constants.squeeze(x, axes, NAME)
-
-
-def _unsqueeze(node: ir.Node, _: int, x: Constant) -> Constant | None:
-    axes = _integers(node, "axes", 1)
-    return None if axes is None else constants.unsqueeze(x, axes, NAME)
-
-
-def _transpose(node: ir.Node, _: int, x: Constant) -> Constant:
-    return constants.transpose(x, _integers(node, "perm") or range(len(x.shape))[::-1], NAME)
-
-
-def _concat(node: ir.Node, _: int, *parts: Constant) -> Constant | None:
-    if len({part.dtype for part in parts}) > 1:  # invalid ONNX; the runtime reports it
-        return None
-    return constants.concat(parts, node.attributes.get_int("axis", 1), NAME)  # version 1 has a default
-
-
-def _slice(node: ir.Node, _: int, x: Constant) -> Constant | None:
-    starts, ends, axes, steps = (
-        _integers(node, name, index) for index, name in enumerate(("starts", "ends", "axes", "steps"), 1)
-    )
-    if starts is None or ends is None:
-        return None
-    for k, axis in enumerate(range(len(starts)) if axes is None else axes):
-        bounds = slice(starts[k], ends[k], 1 if steps is None else steps[k])
-        x = constants.slice_of(x, axis % len(x.shape), bounds, NAME)
-    return x
-
-
-def _reshape(node: ir.Node, _: int, x: Constant) -> Constant | None:
-    shape = _integers(node, "shape", 1)
-    if shape is None or node.attributes.get_int("allowzero", 0) != 0:
-        return None
-    return constants.reshape(x, [x.shape[axis] if size == 0 else size for axis, size in enumerate(shape)], NAME)
-
-
-def _split(node: ir.Node, which: int, x: Constant) -> Constant | None:
-    axis, sizes = node.attributes.get_int("axis", 0), _integers(node, "split", 1)
-    if sizes is None:  # equal parts, whose number depends on the operator version
-        return None
-    start = sum(sizes[:which])
-    return constants.slice_of(x, axis % len(x.shape), slice(start, start + sizes[which]), NAME)
-
-
-def _cast(node: ir.Node, _: int, x: Constant) -> Constant | None:
-    dtype = ir.DataType(node.attributes.get_int("to"))
-    return constants.cast(x, dtype, NAME) if np.can_cast(x.dtype.numpy(), dtype.numpy(), "safe") else None
-
-
-MOVEMENTS: dict[str, tuple[int | None, Move]] = {
-    "Cast": (1, _cast),
-    "Concat": (None, _concat),
-    "Identity": (1, _identity),
-    "Reshape": (1, _reshape),
-    "Slice": (1, _slice),
-    "Split": (1, _split),
-    "Squeeze": (1, _squeeze),
-    "Transpose": (1, _transpose),
-    "Unsqueeze": (1, _unsqueeze),
+MOVEMENTS: dict[str, tuple[str, ...]] = {
+    "Cast": (),
+    "Concat": (),
+    "Identity": (),
+    "Reshape": ("shape",),
+    "Slice": ("starts", "ends", "axes", "steps"),
+    "Split": ("split",),
+    "Squeeze": ("axes",),
+    "Transpose": ("perm",),
+    "Unsqueeze": ("axes",),
 }
-"""By operator: the number of data inputs (None: all inputs; otherwise the rest are parameters), and the movement."""
+"""By operator: its parameters that are lists of integers, in the order in which they are inputs at some versions."""
+
+
+def _result(node: ir.Node, which: int, data: Sequence[Constant]) -> Constant | None:
+    """Return output `which` of a node with these data inputs, or None if it is not supported."""
+    op_type, x, number = node.op_type, data[0], node.attributes.get_int
+    parameters = {}
+    for index, name in enumerate(MOVEMENTS[op_type], 1):
+        if (numbers := walk.integers(node, name, index, walk.constant)) is not None:
+            parameters[name] = numbers
+    if op_type == "Cast":
+        dtype = ir.DataType(number("to"))
+        return constants.cast(x, dtype, NAME) if np.can_cast(x.dtype.numpy(), dtype.numpy(), "safe") else None
+    if op_type == "Concat":
+        same = len({part.dtype for part in data}) == 1  # else it is invalid ONNX, which the runtime reports
+        return moved(op_type, *data, name=NAME, axis=number("axis", 1)) if same else None  # version 1 has a default
+    if op_type == "Split":  # without sizes, the number of equal parts depends on the operator version
+        sizes = parameters["split"]
+        start, axis = sum(sizes[:which]), number("axis", 0)
+        return moved("Slice", x, name=NAME, starts=[start], ends=[start + sizes[which]], axes=[axis])
+    if op_type == "Squeeze" and not parameters.get("axes"):
+        # onnxruntime treats an empty list of axes like a missing one and removes all axes of size 1.
+        parameters["axes"] = [axis for axis, size in enumerate(x.shape) if size == 1]
+    if number("allowzero", 0):
+        return None
+    return moved(op_type, x, name=NAME, **parameters)
 
 
 def known(value: ir.Value | None) -> Constant | None:
@@ -124,11 +83,10 @@ def _computed(value: ir.Value, depth: int, seen: dict[ir.Value, Constant | None]
     node = None if value.is_graph_input() else value.producer()
     if node is None or depth == 0 or node.domain not in DEFAULT_DOMAINS:
         return None
-    count, move = MOVEMENTS.get(node.op_type, (0, None))
-    if move is None or any(attribute.is_ref() for attribute in node.attributes.values()):
+    if node.op_type not in MOVEMENTS or any(attribute.is_ref() for attribute in node.attributes.values()):
         return None
     data: list[Constant] = []
-    for operand in node.inputs[:count]:
+    for operand in node.inputs if node.op_type == "Concat" else node.inputs[:1]:
         constant = _known(operand, depth - 1, seen)
         if constant is None:  # the common case, so return early
             return None
@@ -138,7 +96,7 @@ def _computed(value: ir.Value, depth: int, seen: dict[ir.Value, Constant | None]
         if operand is not None and (tensor is None or not tensor.dtype.is_integer()):
             return None  # a parameter is known at run time only
     try:
-        return move(node, node.outputs.index(value), *data) if data else None
+        return _result(node, node.outputs.index(value), data) if data else None
     except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
         return None  # the node is invalid, and other code reports it
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,7 @@ def fold(
     """Return the constant that a numpy function computes from constants when the model is written.
 
     what: the function and its parameters, to identify equal constants.
-    shape: of the result; None if `compute` returns a view, whose shape is known without data.
+    shape: of the result; None if `compute` only moves elements, so that its shape is known without data.
     """
 
     def load() -> np.ndarray:
@@ -78,7 +79,7 @@ def fold(
             return compute(*(arrays[operand.key] for operand in operands))
 
     if shape is None:
-        shape = compute(*(np.broadcast_to(np.int8(0), operand.shape) for operand in operands)).shape
+        shape = compute(*(np.empty(operand.shape, "V0") for operand in operands)).shape  # elements of no bytes
     key = _key(what, *(operand.key for operand in operands))
     sources = frozenset().union(*(operand.sources for operand in operands))
     return Constant(key, tuple(shape), dtype or operands[0].dtype, load, name, sources)
@@ -88,42 +89,36 @@ def negate(x: Constant, name: str) -> Constant:
     return fold(("negate",), np.negative, x, name=name, shape=x.shape)
 
 
-# -- data movement ----------------------------------------------------------------------------------------------------
-
-
 def cast(x: Constant, dtype: ir.DataType, name: str) -> Constant:
     return fold(("cast", dtype), lambda array: array.astype(dtype.numpy()), x, name=name, shape=x.shape, dtype=dtype)
 
 
-def concat(parts: Sequence[Constant], axis: int, name: str) -> Constant:
-    shape = list(parts[0].shape)
-    shape[axis] = sum(part.shape[axis] for part in parts)
-    return fold(("concat", axis), lambda *arrays: np.concatenate(arrays, axis), *parts, name=name, shape=shape)
+def _slice(
+    x: np.ndarray, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int] | None = None,
+    steps: Sequence[int] | None = None,
+) -> np.ndarray:  # fmt: skip
+    axes, steps = range(len(starts)) if axes is None else axes, [1] * len(starts) if steps is None else steps
+    for axis, *bounds in zip(axes, starts, ends, steps, strict=True):
+        x = x[(slice(None),) * (axis % x.ndim) + (slice(*bounds),)]
+    return x
 
 
-def reshape(x: Constant, shape: Sequence[int], name: str) -> Constant:
-    return fold(("reshape", *shape), lambda array: np.reshape(array, shape), x, name=name)
+MOVES: Mapping[str, Callable[..., np.ndarray]] = {
+    "Concat": lambda *parts, axis: np.concatenate(parts, axis),
+    "Identity": lambda x: x,
+    "Reshape": lambda x, shape: np.reshape(x, [x.shape[k] if size == 0 else size for k, size in enumerate(shape)]),
+    "Slice": _slice,
+    "Squeeze": lambda x, axes: np.squeeze(x, tuple(axes)),
+    "Transpose": lambda x, perm=None: np.transpose(x, perm),
+    "Unsqueeze": lambda x, axes: np.expand_dims(x, tuple(axes)),
+}
+"""The operators that only move elements, with the parameters of ONNX."""
 
 
-def slice_of(x: Constant, axis: int, bounds: slice, name: str) -> Constant:
-    what, index = ("slice", axis, bounds.start, bounds.stop, bounds.step), (slice(None),) * axis + (bounds,)
-    return fold(what, lambda array: array[index], x, name=name)
-
-
-def squeeze(x: Constant, axes: Sequence[int], name: str) -> Constant:
-    return fold(("squeeze", *axes), lambda array: np.squeeze(array, tuple(axes)), x, name=name)
-
-
-def transpose(x: Constant, perm: Sequence[int], name: str) -> Constant:
-    return fold(("transpose", *perm), lambda array: np.transpose(array, perm), x, name=name)
-
-
-def unsqueeze(x: Constant, axes: Sequence[int], name: str) -> Constant:
-    return fold(("unsqueeze", *axes), lambda array: np.expand_dims(array, tuple(axes)), x, name=name)
-
-
-WriteConstant = Callable[[ir.TensorProtocol, str], ir.Value]
-"""Writes a Constant node with the given name."""
+def moved(op_type: str, *operands: Constant, name: str, **parameters: Any) -> Constant:
+    """Return the result of an operator of MOVES."""
+    what = (op_type, sorted(parameters.items()))
+    return fold(what, functools.partial(MOVES[op_type], **parameters), *operands, name=name)
 
 
 class ConstantPool:
@@ -139,7 +134,9 @@ class ConstantPool:
         # Keep the constant alive with its value: keys contain the `id` of tensors, which Python could reuse.
         self._values: dict[bytes, tuple[ir.Value, Constant]] = {}
 
-    def value(self, constant: Constant, name: str, write: WriteConstant) -> ir.Value:
+    def value(
+        self, constant: Constant, name: str, write: Callable[[ir.TensorProtocol, str], ir.Value]
+    ) -> ir.Value:  # fmt: skip
         """Return the value of `constant`, and create it on first use from `name` and, for a Constant node, `write`."""
         if constant.key not in self._values:
             name = self._names.unique(name)

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -23,7 +24,7 @@ from onnx_ir import convenience
 from typing_extensions import Self
 
 from rnn_lower.builder import constants
-from rnn_lower.builder.constants import Constant, ConstantPool, constant, filled, fold, from_tensor
+from rnn_lower.builder.constants import Constant, ConstantPool, constant, filled, fold, from_tensor, moved
 from rnn_lower.builder.names import Names
 from rnn_lower.builder.versions import (
     BROADCASTS_BY_RULE,
@@ -74,8 +75,8 @@ class GraphBuilder:
         self.nodes: list[ir.Node] = []
         self.pool, self.names = pool, names
         self._scope, self._origin = scope, origin or {}
-        self._outer: GraphBuilder | None = None
-        self._written: dict[tuple[Any, ...], list[ir.Value]] = {}
+        self._outermost: GraphBuilder = self
+        self._written: ChainMap[tuple[Any, ...], list[ir.Value]] = ChainMap()
         self._constants_scope = ""
 
     # -- nodes, names and constants --------------------------------------------------------------------------------
@@ -101,7 +102,7 @@ class GraphBuilder:
     def body(self) -> Self:
         """Return a builder for a body; it shares names and constants, but not nodes."""
         inner = type(self)(self.opset, self.dtype, self.names, self.pool, self._scope, self._origin)
-        inner._outer = self
+        inner._outermost, inner._written = self._outermost, self._written.new_child()
         return inner
 
     def unique_name(self, name: str) -> str:
@@ -132,7 +133,7 @@ class GraphBuilder:
         operands, attributes = self._arguments(op_type, inputs, parameters)
         values = [self.value(operand) for operand in operands]
         key = node_key(op_type, values, attributes)
-        written = None if key is None else self._find(key)
+        written = None if key is None else self._written.get(key)
         if written is not None and len(written) == len(names):
             return written
         outputs = [self.new_value(name) for name in names]
@@ -147,14 +148,6 @@ class GraphBuilder:
         """Append an existing node."""
         node.metadata_props.update(self._origin)
         self.nodes.append(node)
-
-    def _find(self, key: tuple[Any, ...]) -> list[ir.Value] | None:
-        builder: GraphBuilder | None = self
-        while builder is not None:
-            if key in builder._written:
-                return builder._written[key]
-            builder = builder._outer
-        return None
 
     def _arguments(
         self, op_type: str, inputs: Sequence[Operand], parameters: Mapping[str, Any]
@@ -180,11 +173,8 @@ class GraphBuilder:
         """Return the graph value of an operand; a constant is materialized."""
         if not isinstance(operand, Constant):
             return operand
-        outermost: GraphBuilder = self
-        while outermost._outer is not None:
-            outermost = outermost._outer
         name = f"{self._constants_scope or self._scope}/{operand.name}"
-        return self.pool.value(operand, name, outermost._write_constant)
+        return self.pool.value(operand, name, self._outermost._write_constant)
 
     def operand(self, value: ir.Value) -> Operand:
         """Return a value as a constant, whose value it stays, if its content is known; else the value itself."""
@@ -293,31 +283,27 @@ class GraphBuilder:
 
     # -- shape and position ----------------------------------------------------------------------------------------
 
-    def _move(
-        self, op_type: str, x: Operand, move: Callable[[Constant], Constant], name: str, **parameters: Any
-    ) -> Operand:
-        """Move the elements of x, by `move` if it is a constant."""
+    def _move(self, op_type: str, x: Operand, name: str, **parameters: list[int]) -> Operand:
+        """Move the elements of x; a constant when the model is written."""
         if isinstance(x, Constant):
-            return move(x)
+            return moved(op_type, x, name=name, **parameters)
         return None if x is None else self.op(op_type, x, name=name, **parameters)
 
     def transpose(self, x: Operand, perm: Sequence[int], name: str = "transposed") -> Operand:
-        return self._move("Transpose", x, lambda x: constants.transpose(x, perm, name), name, perm=list(perm))
+        return self._move("Transpose", x, name, perm=list(perm))
 
     def squeeze(self, x: Operand, axes: Sequence[int], name: str = "squeezed") -> Operand:
-        return self._move("Squeeze", x, lambda x: constants.squeeze(x, axes, name), name, axes=list(axes))
+        return self._move("Squeeze", x, name, axes=list(axes))
 
     def unsqueeze(self, x: Operand, axes: Sequence[int], name: str = "unsqueezed") -> Operand:
-        return self._move("Unsqueeze", x, lambda x: constants.unsqueeze(x, axes, name), name, axes=list(axes))
+        return self._move("Unsqueeze", x, name, axes=list(axes))
 
     def reshape(self, x: Operand, shape: Sequence[int], name: str = "reshaped") -> Operand:
-        return self._move("Reshape", x, lambda x: constants.reshape(x, shape, name), name, shape=list(shape))
+        """Reshape to static sizes; 0 copies the size of that axis."""
+        return self._move("Reshape", x, name, shape=list(shape))
 
     def slice(self, x: Operand, axis: int, start: int, end: int, name: str = "slice") -> Operand:
-        def move(x: Constant) -> Constant:
-            return constants.slice_of(x, axis, slice(start, end), name)
-
-        return self._move("Slice", x, move, name, starts=[start], ends=[end], axes=[axis])
+        return self._move("Slice", x, name, starts=[start], ends=[end], axes=[axis])
 
     def split(self, x: Operand, axis: int, sizes: Sequence[int], names: Sequence[str]) -> list[Operand]:
         """Split x into consecutive parts; sizes are explicit, because runtimes disagree about the default."""
@@ -333,14 +319,8 @@ class GraphBuilder:
             return parts[0]
         known = [part for part in parts if isinstance(part, Constant)]
         if len(known) == len(parts):
-            return constants.concat(known, axis, name)
+            return moved("Concat", *known, name=name, axis=axis)
         return self.op("Concat", *parts, name=name, axis=axis)
-
-    def reshape_to(self, x: Operand, sizes: Sequence[Size], name: str = "reshaped") -> Operand:
-        """Reshape to static or dynamic sizes; 0 copies the size of that axis."""
-        if all(isinstance(size, int) for size in sizes):
-            return self.reshape(x, [size for size in sizes if isinstance(size, int)], name)
-        return self.op("Reshape", x, self.shape_vector(sizes), name=name)
 
     def gather(self, x: Operand, index: Operand, name: str = "gathered") -> ir.Value:
         """x[index] on axis 0."""
@@ -358,12 +338,12 @@ class GraphBuilder:
         assert isinstance(value, ir.Value)
         return value
 
-    def shape_vector(self, sizes: Sequence[Size], name: str = "shape") -> Operand:
+    def shape_vector(self, sizes: Sequence[Size]) -> Operand:
         """Return sizes as one int64 vector."""
         parts: list[Operand] = []
         for size in sizes:
             parts.append(constant([size], INT64) if isinstance(size, int) else size)
-        return self.concat(parts, 0, name)
+        return self.concat(parts, 0, "shape")
 
     def as_scalar(self, size: Size) -> Operand:
         """Return a size as int64 scalar."""
@@ -391,32 +371,32 @@ class GraphBuilder:
         """Return 1 for each finite element of x."""
         return self.add(self.mul(x, self.scalar(0.0), "none"), self.scalar(1.0), "ones")
 
-    def positions(self, length: Size, name: str = "positions") -> Operand:
+    def positions(self, length: Size) -> Operand:
         """Return 0, 1 ... length - 1 as int64 [length]."""
         if isinstance(length, int):
             return constant(_positions(length), INT64)
         if exists("Range", self.opset):
             zero, one = (constant(number, INT64) for number in (0, 1))
-            return self.op("Range", zero, self.as_scalar(length), one, name=name)
+            return self.op("Range", zero, self.as_scalar(length), one, name="positions")
         if exists("NonZero", self.opset):
             one_tensor = ir.tensor(np.ones(1, np.int64))
-            ones = self.op("ConstantOfShape", length, name=f"{name}_ones", value=one_tensor)
-            return self.squeeze(self.op("NonZero", ones, name=f"{name}_row"), [0], name)
-        return self._counting_loop(length, name)
+            ones = self.op("ConstantOfShape", length, name="positions_ones", value=one_tensor)
+            return self.squeeze(self.op("NonZero", ones, name="positions_row"), [0], "positions")
+        return self._counting_loop(length)
 
-    def _counting_loop(self, length: ir.Value, name: str) -> ir.Value:
+    def _counting_loop(self, length: ir.Value) -> ir.Value:
         body = self.body()
-        with body.scope(name):
+        with body.scope("positions"):
             # At these opsets a Loop needs a carried value, so it carries the condition a second time.
             inputs = [body.new_value("trip", INT64, [])]
             inputs += [body.new_value(what, ir.DataType.BOOL, []) for what in ("condition", "carried")]
             outputs = [body.op("Identity", inputs[index], name="passed_on") for index in (1, 2, 0)]
             for output, dtype in zip(outputs, (ir.DataType.BOOL, ir.DataType.BOOL, INT64), strict=True):
                 output.type, output.shape = ir.TensorType(dtype), ir.Shape([])
-        graph = body.graph(inputs, outputs, f"{name}_body")
+        graph = body.graph(inputs, outputs, "positions_body")
         true = constant(True, ir.DataType.BOOL)
         trips = self.as_scalar(length)
-        return self.op_multi("Loop", [trips, true, true], [f"{name}_carried", name], body=graph)[1]
+        return self.op_multi("Loop", [trips, true, true], ["positions_carried", "positions"], body=graph)[1]
 
     def backward_positions(self, length: Size) -> Operand:
         """Return length - 1 ... 1, 0 as int64 [length]."""

@@ -255,7 +255,7 @@ def _with_sizes(b: GraphBuilder, y: Operand, extent: Extent) -> Operand:
     seq_length, batch_size, hidden_size = extent.seq_length(), extent.static_batch, extent.hidden_size
     if batch_size is None and not isinstance(seq_length, int):
         if b.opset >= 5:  # since opset 5 sizes may be computed; 0 copies the input's size, so no axis can be inserted
-            y = b.reshape_to(y, [seq_length, extent.batch_size(), hidden_size], "Y_shaped")
+            y = b.op("Reshape", y, b.shape_vector([seq_length, extent.batch_size(), hidden_size]), name="Y_shaped")
         return b.unsqueeze(y, [1], "Y_direction")
     steps, rows = seq_length if isinstance(seq_length, int) else -1, -1 if batch_size is None else batch_size
     return b.reshape(y, [steps, 1, rows, hidden_size], "Y_shaped")
