@@ -422,8 +422,8 @@ def function_body(
     """
     limit = Options(form=form, op_types=op_type).max_nodes  # validates both
     arguments = {"hidden_size": hidden_size, **attributes}
-    context = function_bodies.FunctionContext(op_type, version, opset, arguments, inputs, outputs, dtype, seq_length)
-    return ir.serde.serialize_function(function_bodies.body(context, form, domain, limit))
+    context = (op_type, version, opset, arguments, inputs, outputs, dtype, seq_length)
+    return ir.serde.serialize_function(function_bodies.body(*context, form, domain, limit))
 
 
 @public

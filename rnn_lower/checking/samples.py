@@ -289,7 +289,7 @@ def _ties(nodes: Sequence[RecurrentNode]) -> _Ties:
             if getattr(node, size) is not None:
                 ties.tie(f"{number}/{size}", getattr(node, size))
         for name, value in node.inputs.items():
-            axes = axes_of(name, node.operator.gates, node.num_directions, node.layout)
+            axes = axes_of(name, node.operator.gates, node.layout)
             for axis, (factor, size) in enumerate(axes if value.is_graph_input() else []):
                 known = ties.find(f"{number}/{size}")
                 if isinstance(known, int) or factor == 1:
@@ -306,7 +306,7 @@ def _rank(value: ir.Value, nodes: Sequence[RecurrentNode], fixed: Mapping[tuple[
     for node in nodes:
         for name, read in node.inputs.items():
             if read is value:
-                return len(axes_of(name, 1, 1, node.layout))
+                return len(axes_of(name, 1, node.layout))
     users = (user for user, _ in value.uses() if user.op_type == "Transpose")
     orders = (get_attribute(user, "perm", ir.AttributeType.INTS, None) for user in users)
     return next((len(order) for order in orders if order), None)

@@ -17,7 +17,7 @@ from rnn_lower.builder.names import Names
 from rnn_lower.builder.tensor_info import TensorInfo, info_of
 from rnn_lower.builder.versions import check_reviewed, same_signature
 from rnn_lower.driver.function_calls import Calls, check_target
-from rnn_lower.driver.restore_ranks import known_shape, with_ranks
+from rnn_lower.driver.restore_ranks import with_ranks
 from rnn_lower.errors import (
     InvalidNodeError,
     Requirement,
@@ -326,7 +326,7 @@ def declared_infos(node: RecurrentNode) -> dict[ir.Value, TensorInfo]:
     infos = {}
     for name, value in node.inputs.items():
         own, dtype = info_of(value), ir.DataType.INT32 if name == "sequence_lens" else node.dtype
-        infos[value] = own if own.constant else TensorInfo(tuple(known_shape(node, name)), dtype)
+        infos[value] = own if own.constant else TensorInfo(tuple(node.known_shape(name)), dtype)
     return infos
 
 

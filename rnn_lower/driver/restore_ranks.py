@@ -15,14 +15,7 @@ import onnx_ir as ir
 from rnn_lower.builder.names import Names
 from rnn_lower.builder.versions import CONSTANT_TAKES_INTEGERS
 from rnn_lower.ir.walk import Scope
-from rnn_lower.lowering.node import RecurrentNode, axes_of
-
-
-def known_shape(node: RecurrentNode, name: str) -> list[int | None]:
-    """The shape of an input or output of a node, as far as its sizes are known."""
-    axes = axes_of(name, node.operator.gates, node.num_directions, node.layout)
-    sizes = ((factor, getattr(node, size)) for factor, size in axes)
-    return [factor * size if isinstance(size, int) else None for factor, size in sizes]
+from rnn_lower.lowering.node import RecurrentNode
 
 
 def with_ranks(
@@ -37,7 +30,7 @@ def with_ranks(
         return emitted[-1].outputs[0]
 
     def result(name: str, new: ir.Value) -> ir.Value:
-        old, sizes = node.outputs[name], known_shape(node, name)
+        old, sizes = node.outputs[name], node.known_shape(name)
         if scope.in_function and scope.opset >= CONSTANT_TAKES_INTEGERS:  # from when there are bodies of a Scan, too
             same = ir.AttrTensor("value", ir.tensor(np.zeros(len(sizes), np.int64)))  # 0 keeps the size at its axis
             shape = emit(f"{name}/same_sizes", "Constant", value=same)

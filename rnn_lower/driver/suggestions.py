@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import onnx_ir as ir
 
 from rnn_lower.driver.plan import read_nodes
-from rnn_lower.driver.restore_ranks import known_shape
 from rnn_lower.errors import ConversionError, Requirement, RnnLowerError, UnmetRequirementError, UnsupportedError
 from rnn_lower.ir.schemas import newest_opset
 from rnn_lower.ir.walk import nodes
@@ -225,7 +224,7 @@ def _free(model: ir.Model) -> dict[str, str]:
     direct = [(node, name, value) for node, name, value in consumed if value in main_inputs]
     for node, name, value in direct:
         if value.shape is None:  # the operator tells its rank, and some sizes
-            shape = known_shape(node, name)
+            shape = node.known_shape(name)
             value.shape = ir.Shape(shape)
             roles.update({axis_name(str(value.name), k): str(n) for k, n in enumerate(shape) if n is not None})
     for name, axis, symbol in free_dims(declared_shapes(model)):
@@ -239,9 +238,9 @@ def _free(model: ir.Model) -> dict[str, str]:
         for size in ("batch_size", "seq_length"):
             roles.update({symbol: size for symbol in roles if symbol == getattr(node, size)})
     for node, name, value in direct:
-        axes = axes_of(name, node.operator.gates, node.num_directions, node.layout)
+        axes = axes_of(name, node.operator.gates, node.layout)
         names = [plain_dim(dim) for dim in value.shape or ()]
-        for dim, known, (_, size) in zip(names, known_shape(node, name), axes, strict=False):
+        for dim, known, (_, size) in zip(names, node.known_shape(name), axes, strict=False):
             if dim in roles and known is not None:
                 roles[str(dim)] = str(known)
             elif dim in roles and size in SIZES:

@@ -25,13 +25,14 @@ State = tuple[Operand, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """The equations of one direction with its weights (H = hidden_size).
+    """The equations of one direction of an operator with its weights (H = hidden_size).
 
     R: [H, gates * H], in the gates' order; for GRU the parts [H, 2 * H] of z and r, and [H, H] of h.
     Rbh: [H], of GRU's gate h if linear_before_reset is set.  P: P_i, P_o, P_f [H], or empty.
     bias: Wb + Rb [4 * H] of an LSTM whose x does not include it.
     """
 
+    op_type: str
     hidden_size: int
     activations: Sequence[Activation]
     R: Sequence[Matrix]
@@ -41,6 +42,10 @@ class Cell:
     linear_before_reset: bool = False
     input_forget: bool = False
     bias: Operand = None
+
+    def step(self, b: GraphBuilder, inputs: Sequence[Operand], state: State) -> State:
+        """Emit one step: new states from the inputs of the step and the states."""
+        return STEPS[self.op_type](b, self, *inputs, *state)
 
     def activate(self, b: GraphBuilder, activation: Activation, x: Operand, name: str) -> Operand:
         """f(clip(x))"""
@@ -115,22 +120,9 @@ def lstm_cell(b: GraphBuilder, cell: Cell, x: Operand, h: Operand, c: Operand) -
     return b.mul(o, activate(b, activation_h, new_c, "H_active"), "H"), new_c
 
 
-@dataclasses.dataclass(frozen=True)
-class CellKind:
-    """The step of an operator, and the range of gates (first, end) of each recurrent product."""
+STEPS: Mapping[str, Callable[..., State]] = {
+    "RNN": rnn_cell, "GRU": gru_cell, "LSTM": lstm_cell, QUANTIZED: lstm_cell,
+}  # fmt: skip
 
-    step: Callable[..., State]
-    products: Sequence[tuple[int, int]]
-
-
-def bound_step(kind: CellKind, cell: Cell) -> Callable[[GraphBuilder, Sequence[Operand], State], State]:
-    """Return the step of a cell with its weights: (builder, inputs of the step, states) -> new states."""
-    return lambda b, inputs, state: kind.step(b, cell, *inputs, *state)
-
-
-CELLS: Mapping[str, CellKind] = {
-    "RNN": CellKind(rnn_cell, [(0, 1)]),
-    "GRU": CellKind(gru_cell, [(0, 2), (2, 3)]),  # r is needed before the product of the candidate
-    "LSTM": CellKind(lstm_cell, [(0, 4)]),
-    QUANTIZED: CellKind(lstm_cell, [(0, 4)]),
-}
+PRODUCTS: Mapping[str, tuple[int, ...]] = {"RNN": (1,), "GRU": (2, 1), "LSTM": (4,), QUANTIZED: (4,)}
+"""The numbers of gates of the recurrent products; GRU needs r before the product of the candidate."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import onnx_ir as ir
 
@@ -95,9 +96,8 @@ Form = Callable[[GraphBuilder, Recurrence, Extent], Result]
 def scan(b: GraphBuilder, recurrence: Recurrence, extent: Extent) -> Result:
     """Emit a Scan (opset 9 or newer); a reverse direction sets the scan directions."""
     body = b.body()
-    states = _state_inputs(body, recurrence, extent)
     steps = [body.new_value("step", scanned.dtype, scanned.shape) for scanned in recurrence.inputs]
-    outputs = _run(body, recurrence, steps, states, extent)
+    states, outputs = _run(body, recurrence, steps, extent)
     if recurrence.every:  # unsqueezed, because one value must not be two outputs of a graph
         outputs.append(_declared(body.unsqueeze(outputs[0], [0], "Y"), body, [1, *extent.state_shape]))
     directions = {}
@@ -106,11 +106,9 @@ def scan(b: GraphBuilder, recurrence: Recurrence, extent: Extent) -> Result:
         if recurrence.every:
             directions["scan_output_directions"] = [1]
     initial = [extent.materialize(b, state) for state in recurrence.initial]
-    results = b.op_multi(
-        "Scan", [*initial, *(scanned.values() for scanned in recurrence.inputs)], _result_names(recurrence),
-        body=body.graph([*states, *steps], outputs, "body"), num_scan_inputs=len(steps), **directions,
-    )  # fmt: skip
-    return _parted(recurrence, results)
+    inputs = [*initial, *(scanned.values() for scanned in recurrence.inputs)]
+    graph = body.graph([*states, *steps], outputs, "body")
+    return _emit(b, "Scan", inputs, recurrence, graph, num_scan_inputs=len(steps), **directions)
 
 
 def loop(b: GraphBuilder, recurrence: Recurrence, extent: Extent) -> Result:
@@ -121,19 +119,16 @@ def loop(b: GraphBuilder, recurrence: Recurrence, extent: Extent) -> Result:
     ]
     body = b.body()
     trip, condition = body.new_value("trip", INT64, []), body.new_value("condition", ir.DataType.BOOL, [])
-    states = _state_inputs(body, recurrence, extent)
     steps = [body.gather(values, trip, "step") for values in sources]
-    outputs = _run(body, recurrence, steps, states, extent)
+    states, outputs = _run(body, recurrence, steps, extent)
     if recurrence.every:
         outputs.append(_declared(body.op("Identity", outputs[0], name="Y"), body, extent.state_shape))
     still = body.op("Identity", condition, name="still_true")
     still.type, still.shape = condition.type, condition.shape
     initial = [extent.materialize(b, state) for state in recurrence.initial]
-    results = b.op_multi(
-        "Loop", [b.as_scalar(length), constant(True, ir.DataType.BOOL), *initial], _result_names(recurrence),
-        body=body.graph([trip, condition, *states], [still, *outputs], "body"),
-    )  # fmt: skip
-    finals, every = _parted(recurrence, results)
+    inputs = [b.as_scalar(length), constant(True, ir.DataType.BOOL), *initial]
+    graph = body.graph([trip, condition, *states], [still, *outputs], "body")
+    finals, every = _emit(b, "Loop", inputs, recurrence, graph)
     if every is None:
         return finals, None
     every = _with_sizes(b, every, extent)
@@ -214,19 +209,14 @@ def carry(form: str, b: GraphBuilder, recurrence: Recurrence, extent: Extent) ->
     return (no_steps if extent.seq_length() == 0 else FORMS[form])(b, recurrence, extent)
 
 
-def _state_inputs(body: GraphBuilder, recurrence: Recurrence, extent: Extent) -> list[ir.Value]:
-    return [body.new_value(f"previous_{name}", body.dtype, extent.state_shape) for name in recurrence.state_names]
-
-
 def _run(
-    body: GraphBuilder, recurrence: Recurrence, steps: Sequence[Operand], states: Sequence[Operand], extent: Extent
-) -> list[ir.Value]:
-    """Emit the step in a body and return its new states."""
-    outputs = []
-    for state in recurrence.step(body, steps, tuple(states)):
-        assert isinstance(state, ir.Value)
-        outputs.append(_declared(state, body, extent.state_shape))
-    return outputs
+    body: GraphBuilder, recurrence: Recurrence, steps: Sequence[Operand], extent: Extent
+) -> tuple[list[ir.Value], list[ir.Value]]:
+    """Emit the step in a body; return the states before and after it."""
+    names = (f"previous_{name}" for name in recurrence.state_names)
+    states = [body.new_value(name, body.dtype, extent.state_shape) for name in names]
+    new = recurrence.step(body, steps, tuple(states))
+    return states, [_declared(state, body, extent.state_shape) for state in new]
 
 
 def _declared(value: Operand, body: GraphBuilder, shape: Sequence[int | None]) -> ir.Value:
@@ -235,13 +225,13 @@ def _declared(value: Operand, body: GraphBuilder, shape: Sequence[int | None]) -
     return value
 
 
-def _result_names(recurrence: Recurrence) -> list[str]:
-    return [*(f"final_{name}" for name in recurrence.state_names), *(["Y"] if recurrence.every else [])]
-
-
-def _parted(recurrence: Recurrence, results: Sequence[ir.Value]) -> Result:
-    """Split the results of a Scan or Loop into final states and stacked output."""
-    count = len(recurrence.state_names)
+def _emit(
+    b: GraphBuilder, op_type: str, inputs: Sequence[Operand], recurrence: Recurrence, body: ir.Graph, **attributes: Any
+) -> Result:
+    """Emit a Scan or Loop; return its final states and stacked output."""
+    names, count = [f"final_{name}" for name in recurrence.state_names], len(recurrence.state_names)
+    names += ["Y"] if recurrence.every else []
+    results = b.op_multi(op_type, inputs, names, body=body, **attributes)
     return tuple(results[:count]), results[count] if recurrence.every else None
 
 

@@ -27,7 +27,6 @@ from rnn_lower.lowering.node import (
     OPERATORS,
     OUTPUTS,
     Dim,
-    Operator,
     RecurrentNode,
     axes_of,
     read_node,
@@ -91,103 +90,76 @@ class _Declared:
         return True
 
 
-@dataclasses.dataclass(frozen=True)
-class FunctionContext:
-    """The context of a requested function body; see `rnn_lower.function_body`."""
-
-    op_type: str
-    version: int
-    opset: int | None
-    attributes: Mapping[str, Any]
-    inputs: Sequence[str]
-    outputs: Sequence[str] | None
-    dtype: str
-    seq_length: int | None
-
-    def __post_init__(self) -> None:
-        check_texts(op_type=self.op_type, dtype=self.dtype)
-        check_numbers(version=self.version)
-        for name in ("opset", "seq_length"):
-            if getattr(self, name) is not None:
-                check_numbers(**{name: getattr(self, name)})
-        for name in ("inputs", "outputs"):
-            if not isinstance(getattr(self, name), (list, tuple, NoneType)):
-                raise RnnLowerError(f"{name} is {getattr(self, name)!r}; it must be a list or tuple of names")
-
-    @property
-    def operator(self) -> Operator:
-        return OPERATORS[self.op_type]
-
-    @property
-    def opset_of_body(self) -> int:
-        """The requested opset, or the first one with this version. Raises UnsupportedError if there is none."""
-        opset = max(self.version, FIRST_OPSET) if self.opset is None else self.opset
-        if self.version not in self.operator.versions:
-            known = ", ".join(map(str, self.operator.versions))
-            raise UnsupportedError(f"version {self.version} of {self.op_type} is unknown; known versions: {known}")
-        if opset < FIRST_OPSET:
-            raise UnsupportedError(
-                f"a function body needs opset {FIRST_OPSET} or newer, not {opset}, because it uses "
-                "versions of Scan and Loop that older opsets do not have"
-            )
-        if opset > newest_opset():
-            raise UnsupportedError(
-                f"opset {opset} is unknown; the installed onnx supports opsets up to {newest_opset()}"
-            )
-        there = version_at(self.op_type, opset)
-        if there != self.version:
-            raise UnsupportedError(f"{self.op_type} has version {there} at opset {opset}, not version {self.version}")
-        return opset
-
-
-def body(context: FunctionContext, form: str, domain: str, max_nodes: int) -> ir.Function:
-    """Return the operator as a function. Raises like `rnn_lower.function_body`."""
-    check_texts(domain=domain)
-    opset, node = context.opset_of_body, _node(context)
+def body(
+    op_type: str, version: int, opset: int | None, attributes: Mapping[str, Any], inputs: Sequence[str],
+    outputs: Sequence[str] | None, dtype: str, seq_length: int | None, form: str, domain: str, max_nodes: int,
+) -> ir.Function:  # fmt: skip
+    """Return the operator as a function; the parameters and errors are those of `rnn_lower.function_body`."""
+    check_texts(op_type=op_type, dtype=dtype, domain=domain)
+    numbers = {"version": version, "opset": opset, "seq_length": seq_length}
+    check_numbers(**{name: number for name, number in numbers.items() if number is not None})
+    for what, names in (("inputs", inputs), ("outputs", outputs)):
+        if not isinstance(names, (list, tuple, NoneType)):
+            raise RnnLowerError(f"{what} is {names!r}; it must be a list or tuple of names")
+    opset = _opset_of_body(op_type, version, opset)
+    node = _node(op_type, opset, attributes, inputs, outputs, dtype, seq_length)
     if form == "unroll" and node.static_length is None:
         raise UnsupportedError("form unroll needs a known sequence length; set seq_length, or use form scan or loop")
     chosen = {"auto": "unroll" if node.seq_length == 1 else "scan"}.get(form, form)
     try:
-        return function_of(node, chosen, opset, domain, context.op_type, max_nodes, context.operator.inputs)
+        return function_of(node, chosen, opset, domain, op_type, max_nodes, node.operator.inputs)
     except UnmetRequirementError as error:
         raise UnsupportedError(f"{error}; use form scan or loop") from None
 
 
-def _node(context: FunctionContext) -> RecurrentNode:
-    """Return a node without a model; only hidden_size and seq_length are known sizes."""
-    wanted = context.operator.outputs if context.outputs is None else context.outputs
-    if not wanted:
-        raise RnnLowerError(
-            f"'outputs' is empty; choose from the outputs of {context.op_type}: {', '.join(context.operator.outputs)}"
+def _opset_of_body(op_type: str, version: int, requested: int | None) -> int:
+    """Return the requested opset, or the first one with this version. Raises UnsupportedError if there is none."""
+    opset, versions = max(version, FIRST_OPSET) if requested is None else requested, OPERATORS[op_type].versions
+    if version not in versions:
+        known = ", ".join(map(str, versions))
+        raise UnsupportedError(f"version {version} of {op_type} is unknown; known versions: {known}")
+    if opset < FIRST_OPSET:
+        raise UnsupportedError(
+            f"a function body needs opset {FIRST_OPSET} or newer, not {opset}, because it uses "
+            "versions of Scan and Loop that older opsets do not have"
         )
-    text = (("input", context.inputs, context.operator.inputs), ("output", wanted, context.operator.outputs))
-    for what, names, known in text:
+    if opset > newest_opset():
+        raise UnsupportedError(f"opset {opset} is unknown; the installed onnx supports opsets up to {newest_opset()}")
+    if (there := version_at(op_type, opset)) != version:
+        raise UnsupportedError(f"{op_type} has version {there} at opset {opset}, not version {version}")
+    return opset
+
+
+def _node(
+    op_type: str, opset: int, attributes: Mapping[str, Any], inputs: Sequence[str], outputs: Sequence[str] | None,
+    dtype: str, seq_length: int | None,
+) -> RecurrentNode:  # fmt: skip
+    """Return a node without a model; only hidden_size and seq_length are known sizes."""
+    operator = OPERATORS[op_type]
+    wanted = operator.outputs if outputs is None else outputs
+    if not wanted:
+        raise RnnLowerError(f"'outputs' is empty; choose from the outputs of {op_type}: {', '.join(operator.outputs)}")
+    for what, names, known in (("input", inputs, operator.inputs), ("output", wanted, operator.outputs)):
         for name in names:
             if name not in known:
-                raise RnnLowerError(f"{context.op_type} has no {what} '{name}'; it has {', '.join(known)}")
-    if context.dtype.upper() not in {dtype.name for dtype in FLOATS}:
-        raise RnnLowerError(
-            f"unknown dtype '{context.dtype}'; known dtypes: {', '.join(d.name.lower() for d in FLOATS)}"
-        )
-    directions = 2 if context.attributes.get("direction") == "bidirectional" else 1
-    sizes = {
-        "hidden_size": context.attributes["hidden_size"],
-        "num_directions": directions,
-        "seq_length": context.seq_length,
-    }
+                raise RnnLowerError(f"{op_type} has no {what} '{name}'; it has {', '.join(known)}")
+    if dtype.upper() not in {known.name for known in FLOATS}:
+        raise RnnLowerError(f"unknown dtype '{dtype}'; known dtypes: {', '.join(d.name.lower() for d in FLOATS)}")
+    directions = 2 if attributes.get("direction") == "bidirectional" else 1
+    sizes = {"hidden_size": attributes["hidden_size"], "num_directions": directions, "seq_length": seq_length}
     values: list[ir.Value | None] = []
-    for name in context.operator.inputs:
-        axes = axes_of(name, context.operator.gates, directions, context.attributes.get("layout", 0))
+    for name in operator.inputs:
+        axes = axes_of(name, operator.gates, attributes.get("layout", 0))
         shape = [None if (size := sizes.get(axis)) is None else factor * size for factor, axis in axes]
-        dtype = ir.DataType.INT32 if name == "sequence_lens" else ir.DataType[context.dtype.upper()]
-        formal_input = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
-        values.append(formal_input if name in context.inputs else None)
-    last = max((context.operator.outputs.index(name) for name in wanted), default=-1)
-    attributes = [_attribute(name, value) for name, value in context.attributes.items()]
-    results = [ir.Value(name=name) for name in context.operator.outputs[: last + 1]]
-    node = ir.Node("", context.op_type, values, attributes, outputs=results, name=context.op_type.lower())
+        kind = ir.DataType.INT32 if name == "sequence_lens" else ir.DataType[dtype.upper()]
+        formal_input = ir.Value(name=name, type=ir.TensorType(kind), shape=ir.Shape(shape))
+        values.append(formal_input if name in inputs else None)
+    last = max(operator.outputs.index(name) for name in wanted)
+    results = [ir.Value(name=name) for name in operator.outputs[: last + 1]]
+    held = [_attribute(name, value) for name, value in attributes.items()]
+    node = ir.Node("", op_type, values, held, outputs=results, name=op_type.lower())
     ir.Graph([], results, nodes=[node])  # so that the outputs count as used
-    return read_node(node, context.opset_of_body, "function", _Declared())
+    return read_node(node, opset, "function", _Declared())
 
 
 def _attribute(name: str, value: Any) -> ir.Attr:

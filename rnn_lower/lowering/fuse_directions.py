@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from rnn_lower.builder.constants import filled
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand, declare
 from rnn_lower.builder.versions import BROADCASTS_BY_RULE
-from rnn_lower.lowering.cells import CELLS, Cell, bound_step
-from rnn_lower.lowering.forms import Extent, Recurrence, Result, ScanInput
+from rnn_lower.lowering.cells import PRODUCTS, Cell
+from rnn_lower.lowering.forms import Extent, Recurrence, Result, ScanInput, carry
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.lowering.sequence_lens import is_whole
 
@@ -36,15 +36,10 @@ def can_fuse(node: RecurrentNode, opset: int) -> bool:
     )
 
 
-def fused_extent(extent: Extent) -> Extent:
-    """Return the extent of the fused cell."""
-    return dataclasses.replace(extent, hidden_size=2 * extent.hidden_size)
-
-
-def fused_recurrence(
-    b: GraphBuilder, node: RecurrentNode, directions: Sequence[Recurrence], cells: Sequence[Cell], extent: Extent
-) -> Recurrence:
-    """Return one recurrence of both directions, each in its own order of steps."""
+def carry_fused(
+    b: GraphBuilder, form: str, op_type: str, directions: Sequence[Recurrence], cells: Sequence[Cell], extent: Extent
+) -> list[Result]:
+    """Emit one recurrence of both directions, each in its own order of steps; return the results of the two."""
     first, H = directions[0], extent.hidden_size
     with b.scope("fused"):
         inputs = [_input(b, directions, k, extent) for k in range(len(first.inputs))]
@@ -56,18 +51,12 @@ def fused_recurrence(
         cell = dataclasses.replace(
             cells[0],
             hidden_size=2 * H,
-            R=[_block_diagonal(b, pair, H, end - start) for pair, (start, end) in zip(
-                matrices, CELLS[node.op_type].products, strict=True)],
+            R=[_block_diagonal(b, pair, H, gates) for pair, gates in zip(matrices, PRODUCTS[op_type], strict=True)],
             Rbh=_end_to_end(b, [cell.Rbh for cell in cells], 0, H, 1),
             P=[_end_to_end(b, pair, 0, H, 1) for pair in zip(*(cell.P for cell in cells), strict=True)],
-        )  # fmt: skip
-    step = bound_step(CELLS[node.op_type], cell)
-    return Recurrence("fused", step, inputs, initial, first.state_names, False, first.every)
-
-
-def unfused(b: GraphBuilder, result: Result, extent: Extent) -> list[Result]:
-    """Return the results of the two directions."""
-    (finals, y), H = result, extent.hidden_size
+        )
+    fused = Recurrence("fused", cell.step, inputs, initial, first.state_names, False, first.every)
+    finals, y = carry(form, b, fused, dataclasses.replace(extent, hidden_size=2 * H))
     of_states = [b.split(final, 1, [H, H], ["final_forward", "final_reverse"]) for final in finals]
     of_y: list[Operand] = [None, None]
     if y is not None:

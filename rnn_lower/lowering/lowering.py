@@ -15,12 +15,12 @@ from rnn_lower.builder.constants import Constant, ConstantPool, filled
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand, declare
 from rnn_lower.builder.names import Names
 from rnn_lower.builder.versions import BROADCASTS_BY_RULE
-from rnn_lower.lowering.cells import CELLS, Cell, bound_step
-from rnn_lower.lowering.forms import Extent, Recurrence, Result, ScanInput, carry
-from rnn_lower.lowering.fuse_directions import can_fuse, fused_extent, fused_recurrence, unfused
+from rnn_lower.lowering.cells import PRODUCTS, Cell
+from rnn_lower.lowering.forms import Extent, Recurrence, Result, ScanInput, Step, carry
+from rnn_lower.lowering.fuse_directions import can_fuse, carry_fused
 from rnn_lower.lowering.node import RecurrentNode
-from rnn_lower.lowering.quantized_matrix import read_quantized
-from rnn_lower.lowering.sequence_lens import Masking, is_whole, masked_step, read_masking, select
+from rnn_lower.lowering.quantized_matrix import QuantizedMatrix
+from rnn_lower.lowering.sequence_lens import Masking, masked_step, read_masking, select
 
 ARITHMETIC: Mapping[ir.DataType, ir.DataType] = {
     # onnxruntime computes float16 in float32 and rounds once at the end, and has no bfloat16 arithmetic.
@@ -49,15 +49,12 @@ def lower_node(node: RecurrentNode, b: GraphBuilder, form: str, fuse_directions:
     if node.batch_size == 0 and (node.static_length is not None or "Y" not in node.outputs):
         # An empty batch needs no computation, and some runtimes fail on it.
         return own_values(b, {name: _empty(node, name) for name in node.outputs})
-    x, extent = read_sequence(b, node, form)
-    masking = None
-    if not is_whole(node):
-        masking = read_masking(b, node, lambda: b.positions(extent.seq_length()), form == "unroll")
+    x, extent = read_sequence(b, node)
+    masking = read_masking(b, node, extent, form)
     recurrences = [_direction(b, node, form, x, extent, masking, k) for k in range(node.num_directions)]
     if fuse_directions and masking is None and can_fuse(node, b.opset):
         cells = [_cell(b, node, k) for k in range(2)]
-        fused = fused_recurrence(b, node, recurrences, cells, extent)
-        results = unfused(b, carry(form, b, fused, fused_extent(extent)), extent)
+        results = carry_fused(b, form, node.op_type, recurrences, cells, extent)
     else:
         results = []
         for recurrence in recurrences:
@@ -66,7 +63,7 @@ def lower_node(node: RecurrentNode, b: GraphBuilder, form: str, fuse_directions:
     return own_values(b, outputs_of(b, node, masking, results))
 
 
-def read_sequence(b: GraphBuilder, node: RecurrentNode, form: str) -> tuple[Operand, Extent]:
+def read_sequence(b: GraphBuilder, node: RecurrentNode) -> tuple[Operand, Extent]:
     """Return X [seq_length, batch_size, input_size] in the arithmetic type, and its extent."""
     x = to_arithmetic(b, operand_of(node.inputs["X"]), node.dtype, "X_cast")
     if node.layout:
@@ -101,18 +98,17 @@ def _direction(
     b: GraphBuilder, node: RecurrentNode, form: str, x: Operand, extent: Extent, masking: Masking | None, k: int
 ) -> Recurrence:
     """Return the recurrence of direction k: its step, its scan inputs and its initial states."""
-    kind, reverse = CELLS[node.op_type], node.directions[k]
+    reverse = node.directions[k]
     name = "reverse" if reverse else "forward"
     single = form == "unroll" and node.seq_length == 1
     with b.scope(name):
         cell = _cell(b, node, k)
         inputs = _projected(b, node, b.squeeze(x, [0], "X_step") if single else x, extent, single, k)
         initial = tuple(initial_state(b, node, f"initial_{state}", masking, k) for state in node.operator.states)
-    step = bound_step(kind, cell)
+    step: Step = cell.step
     if masking is not None:
         step = functools.partial(masked_step, step)
-        shape = (extent.static_batch, masking.columns)
-        inputs.append(ScanInput(masking.whole, masking.dtype, shape, step=masking.step))
+        inputs.append(masking.steps)
     for state in initial:
         declare(state, b.dtype, [extent.batch, node.hidden_size])
     return Recurrence(name, step, inputs, initial, node.operator.states, reverse, "Y" in node.outputs)
@@ -141,12 +137,20 @@ def _of_direction(b: GraphBuilder, x: Operand, count: int, k: int, axis: int, na
 def _matrix(b: GraphBuilder, node: RecurrentNode, name: str, k: int) -> Operand:
     """Return W or R of direction k, transposed for MatMul; the stored constant keeps the model's element type."""
     if node.is_quantized:
-        return read_quantized(b, node, name, k).dequantized(b, name)
+        return quantized_matrix(b, node, name, k).dequantized(b, name)
     rows = _weight(b, node, name, k)
     if isinstance(rows, Constant):
         stored = b.transpose(rows, [1, 0], f"{name}_transposed")
         return stored if node.dtype == b.dtype else b.cast(b.value(stored), node.dtype, b.dtype, f"{name}_cast")
     return b.transpose(to_arithmetic(b, rows, node.dtype, f"{name}_cast"), [1, 0], f"{name}_transposed")
+
+
+def quantized_matrix(b: GraphBuilder, node: RecurrentNode, name: str, k: int) -> QuantizedMatrix:
+    """Return W or R of direction k of a quantized node, which stores them transposed already."""
+    names = (name, f"{name}_scale", f"{name}_zero_point")
+    D = node.num_directions
+    numbers, scale, zero_point = (_of_direction(b, operand_of(node.inputs[what]), D, k, 0, what) for what in names)
+    return QuantizedMatrix(numbers, scale, zero_point, node.inputs[name].dtype or ir.DataType.INT8)
 
 
 def bias_of(b: GraphBuilder, node: RecurrentNode, k: int) -> tuple[Operand, Operand]:
@@ -167,29 +171,26 @@ def _projected(
     b: GraphBuilder, node: RecurrentNode, x: Operand, extent: Extent, single: bool, k: int
 ) -> list[ScanInput]:
     """Return Xt*(W^T) + Wb + Rb of all steps, split into the operands of the cell."""
-    H, products = node.hidden_size, CELLS[node.op_type].products
+    gates = PRODUCTS[node.op_type]
     product = b.matmul(x, _matrix(b, node, "W", k), "X_W")
     projected = b.add(product, bias_of(b, node, k)[0], "projected")
-    widths = [(end - first) * H for first, end in products]
-    names = [f"projected_{first}" for first, _ in products]
-    inputs = []
-    for width, part in zip(widths, b.split(projected, 1 if single else 2, widths, names), strict=True):
-        time = [] if single else [node.static_length]
-        declare(part, b.dtype, [*time, extent.batch, width])
-        inputs.append(ScanInput(functools.partial(_same, part), b.dtype, (extent.static_batch, width), single))
-    return inputs
+    widths = [count * node.hidden_size for count in gates]
+    names = [f"projected_{sum(gates[:k])}" for k in range(len(gates))]
 
+    def scanned(part: Operand, width: int) -> ScanInput:
+        declare(part, b.dtype, [*([] if single else [node.static_length]), extent.batch, width])
+        return ScanInput(lambda: part, b.dtype, (extent.static_batch, width), single)
 
-def _same(operand: Operand) -> Operand:
-    return operand
+    return [scanned(*pair) for pair in zip(b.split(projected, 1 if single else 2, widths, names), widths, strict=True)]
 
 
 def _cell(b: GraphBuilder, node: RecurrentNode, k: int) -> Cell:
     """Return the cell of direction k with its weights."""
-    H, widths = node.hidden_size, [(end - first) for first, end in CELLS[node.op_type].products]
-    R = b.split(_matrix(b, node, "R", k), 1, [width * H for width in widths], ["R_zr", "R_h"][: len(widths)])
+    H, gates = node.hidden_size, PRODUCTS[node.op_type]
+    R = b.split(_matrix(b, node, "R", k), 1, [count * H for count in gates], ["R_zr", "R_h"][: len(gates)])
     flags = (node.linear_before_reset, node.input_forget)
-    return Cell(H, node.activations[k], R, node.clip, bias_of(b, node, k)[1], peepholes_of(b, node, k), *flags)
+    weights = (R, node.clip, bias_of(b, node, k)[1], peepholes_of(b, node, k))
+    return Cell(node.op_type, H, node.activations[k], *weights, *flags)
 
 
 def peepholes_of(b: GraphBuilder, node: RecurrentNode, k: int) -> list[Operand]:

@@ -9,10 +9,10 @@ from typing import Any, Protocol, cast
 import onnx_ir as ir
 
 from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
-from rnn_lower.ir.schemas import version_of
+from rnn_lower.ir.schemas import schema_of, version_of
 from rnn_lower.ir.walk import NODE_MARK
 from rnn_lower.lowering.activations import Activation, assign
-from rnn_lower.options import OP_TYPES, QUANTIZED
+from rnn_lower.options import QUANTIZED
 
 INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
 OUTPUTS = ("Y", "Y_h", "Y_c")
@@ -54,22 +54,6 @@ DIRECTIONS: dict[str, tuple[bool, ...]] = {
     "foward": (False,),  # misspelled in the schema of GRU-1
     "reverse": (True,),
     "bidirectional": (False, True),
-}
-
-_A = ir.AttributeType
-ALL_TYPES = (*OP_TYPES, QUANTIZED)
-ATTRIBUTES: dict[str, tuple[_A, tuple[str, ...], int, int]] = {
-    # name: type, operators, first version, last version
-    "activation_alpha": (_A.FLOATS, ALL_TYPES, 1, 99),
-    "activation_beta": (_A.FLOATS, ALL_TYPES, 1, 99),
-    "activations": (_A.STRINGS, ALL_TYPES, 1, 99),
-    "clip": (_A.FLOAT, ALL_TYPES, 1, 99),
-    "direction": (_A.STRING, ALL_TYPES, 1, 99),
-    "hidden_size": (_A.INT, ALL_TYPES, 1, 99),
-    "input_forget": (_A.INT, ("LSTM", QUANTIZED), 1, 99),
-    "layout": (_A.INT, OP_TYPES, 14, 99),
-    "linear_before_reset": (_A.INT, ("GRU",), 3, 99),
-    "output_sequence": (_A.INT, OP_TYPES, 1, 6),
 }
 
 Dim = int | str | None
@@ -147,6 +131,11 @@ class RecurrentNode:
     @property
     def static_batch(self) -> int | None:
         return self.batch_size if isinstance(self.batch_size, int) else None
+
+    def known_shape(self, name: str) -> list[int | None]:
+        """Return the shape of an input or output, as far as its sizes are known."""
+        sizes = ((factor, getattr(self, size)) for factor, size in axes_of(name, self.operator.gates, self.layout))
+        return [factor * size if isinstance(size, int) else None for factor, size in sizes]
 
     def format_size(self, size: str) -> str:
         """Return the size "seq_length" or "batch_size" for messages; symbols are quoted."""
@@ -261,17 +250,19 @@ def version_at(op_type: str, opset: int) -> int:
 
 def _attributes(node: ir.Node, version: int) -> dict[str, Any]:
     values: dict[str, Any] = {}
+    # The quantized operator, whose schema onnx does not have, has the attributes of LSTM-7.
+    schema = schema_of(*(("LSTM", 7) if node.op_type == QUANTIZED else (node.op_type, version)))
+    assert schema is not None
     for name, attribute in node.attributes.items():
-        row = ATTRIBUTES.get(name)
-        if row is None or node.op_type not in row[1] or not row[2] <= version <= row[3]:
+        if name not in schema.attributes:
             raise InvalidNodeError(f"{node.op_type} version {version} has no attribute '{name}'")
         if attribute.is_ref():
             raise UnsupportedError(
                 f"attribute '{name}' refers to attribute '{attribute.ref_attr_name}' of the function; "
                 "lower the model with --fold, which inlines the function"
             )
-        if attribute.type != row[0]:
-            raise InvalidNodeError(f"attribute '{name}' has type {attribute.type.name}; its type must be {row[0].name}")
+        if attribute.type != (kind := ir.AttributeType(schema.attributes[name].type.value)):
+            raise InvalidNodeError(f"attribute '{name}' has type {attribute.type.name}; its type must be {kind.name}")
         values[name] = attribute.value
     return values
 
@@ -336,9 +327,7 @@ def _sizes(
         shape = shape_info.shape(inputs[name]) if name in inputs else None
         if shape is None:
             continue
-        if name in SCALES:
-            continue
-        axes = axes_of(name, OPERATORS[op].gates, num_directions, layout)
+        axes = axes_of(name, OPERATORS[op].gates, layout)
         if op == QUANTIZED and name in ("W", "R"):
             axes = [axes[0], axes[2], axes[1]]
         if len(shape) != len(axes):
@@ -377,7 +366,7 @@ def _check_outputs(outputs: Mapping[str, ir.Value], sizes: Mapping[str, Dim], la
         if value.shape is None or not value.is_graph_output():
             continue
         declared = tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
-        real = tuple(sizes[size] for _, size in axes_of(name, 0, 0, layout))
+        real = tuple(sizes[size] for _, size in axes_of(name, 0, layout))
         pairs = [(a, b) for a, b in zip(declared, real, strict=False) if isinstance(a, int) and isinstance(b, int)]
         if len(declared) != len(real) or any(a >= 0 and a != b for a, b in pairs):
             raise InvalidNodeError(
@@ -385,7 +374,7 @@ def _check_outputs(outputs: Mapping[str, ir.Value], sizes: Mapping[str, Dim], la
             )
 
 
-def axes_of(name: str, gates: int, num_directions: int, layout: int) -> list[tuple[int, str]]:
+def axes_of(name: str, gates: int, layout: int) -> list[tuple[int, str]]:
     """Return the axes of an input or output as (factor, name of a size); the axis has factor * size elements."""
     directions, batch, time = (1, "num_directions"), (1, "batch_size"), (1, "seq_length")
     hidden, features = (1, "hidden_size"), (1, "input_size")

@@ -17,12 +17,19 @@ from rnn_lower.builder.constants import constant
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand
 from rnn_lower.errors import Requirement, UnmetRequirementError
 from rnn_lower.ir.schemas import newest_opset
-from rnn_lower.lowering.cells import Cell, State, lstm_cell
+from rnn_lower.lowering.cells import Cell, State
 from rnn_lower.lowering.forms import Extent, Recurrence, Result, ScanInput, Step, carry
-from rnn_lower.lowering.lowering import bias_of, initial_state, outputs_of, own_values, peepholes_of, read_sequence
+from rnn_lower.lowering.lowering import (
+    bias_of,
+    initial_state,
+    outputs_of,
+    own_values,
+    peepholes_of,
+    quantized_matrix,
+    read_sequence,
+)
 from rnn_lower.lowering.node import RecurrentNode
-from rnn_lower.lowering.quantized_matrix import read_quantized
-from rnn_lower.lowering.sequence_lens import Masking, is_whole, read_masking, select
+from rnn_lower.lowering.sequence_lens import Masking, read_masking, select
 
 FIRST_OPSET = 11
 """The first opset with DynamicQuantizeLinear and GatherElements."""
@@ -40,10 +47,8 @@ def lower_quantized(node: RecurrentNode, b: GraphBuilder, form: str) -> dict[str
             " or pass --dequantize"
         )
         raise UnmetRequirementError(text, (Requirement(text, opsets=(FIRST_OPSET, newest_opset())),))
-    x, extent = read_sequence(b, node, form)
-    masking = None
-    if not is_whole(node):
-        masking = read_masking(b, node, lambda: b.positions(extent.seq_length()), form == "unroll")
+    x, extent = read_sequence(b, node)
+    masking = read_masking(b, node, extent, form)
     results = [_direction(b, node, form, x, extent, masking, k) for k in range(node.num_directions)]
     return own_values(b, outputs_of(b, node, masking, results))
 
@@ -60,16 +65,15 @@ def _direction(
             x = _gather_rows(b, x, positions, "X_reversed")
         if masking is not None:
             x = select(b, _within_longest(b, node, extent), x, None, "X_within")
-        projected = read_quantized(b, node, "W", k).product(b, x, "X_W")
+        projected = quantized_matrix(b, node, "W", k).product(b, x, "X_W")
         inputs = [ScanInput(lambda: projected, b.dtype, (extent.static_batch, 4 * H))]
         cell = Cell(
-            H, node.activations[k], [read_quantized(b, node, "R", k)], node.clip, P=peepholes_of(b, node, k),
+            "LSTM", H, node.activations[k], [quantized_matrix(b, node, "R", k)], node.clip, P=peepholes_of(b, node, k),
             input_forget=node.input_forget, bias=bias_of(b, node, k)[0],
         )  # fmt: skip
         initial, names, step = _states(b, node, cell, masking, k)
         if masking is not None:
-            shape = (extent.static_batch, masking.columns)
-            inputs.append(ScanInput(masking.whole, masking.dtype, shape, step=masking.step))
+            inputs.append(masking.steps)
         name = "reverse" if reverse else "forward"
         recurrence = Recurrence(name, step, inputs, initial, names, reverse and not by_row, "Y" in node.outputs)
         finals, y = carry(form, b, recurrence, extent)
@@ -86,14 +90,14 @@ def _states(
     """
     h, c = (initial_state(b, node, f"initial_{name}", None, k) for name in ("h", "c"))
     if masking is None:
-        return (h, c), ("h", "c"), lambda b, inputs, state: lstm_cell(b, cell, *inputs, *state)
+        return (h, c), ("h", "c"), cell.step
     last, c = (initial_state(b, node, f"initial_{name}", masking, k) for name in ("h", "c"))
     has_y = "Y" in node.outputs
 
     def step(b: GraphBuilder, inputs: Sequence[Operand], state: State) -> State:
         x, mask = inputs
         old_h, old_c, old_last = state
-        new_h, new_c = lstm_cell(b, cell, x, old_h, old_c)
+        new_h, new_c = cell.step(b, [x], (old_h, old_c))
         final_h = select(b, mask, new_h, old_last, "H_last")
         h = select(b, mask, new_h, None, "H_kept") if has_y else b.op("Identity", final_h, name="H_kept")
         return h, select(b, mask, new_c, old_c, "C_kept"), final_h

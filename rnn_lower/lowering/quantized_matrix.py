@@ -10,10 +10,8 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.builder.constant_operands import operand_of
 from rnn_lower.builder.constants import Constant, fold
 from rnn_lower.builder.graph_builder import Factor, GraphBuilder, Operand
-from rnn_lower.lowering.node import RecurrentNode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,18 +45,3 @@ class QuantizedMatrix(Factor):
 
 def _dequantize(numbers: np.ndarray, scale: np.ndarray, zero_point: np.ndarray) -> np.ndarray:
     return np.asarray((numbers.astype(np.int32) - zero_point.astype(np.int32)) * scale, np.float32)
-
-
-def read_quantized(b: GraphBuilder, node: RecurrentNode, name: str, k: int) -> QuantizedMatrix:
-    """Return W or R of direction k of a quantized node, which stores them transposed already."""
-    count = node.num_directions
-
-    def part(what: str) -> Operand:
-        operand = operand_of(node.inputs[what])
-        pieces = b.split(
-            operand, 0, [1] * count, [f"{what}_{direction}" for direction in ("forward", "reverse")[:count]]
-        )
-        return b.squeeze(pieces[k], [0], what)
-
-    kind = node.inputs[name].dtype or ir.DataType.INT8
-    return QuantizedMatrix(part(name), part(f"{name}_scale"), part(f"{name}_zero_point"), kind)

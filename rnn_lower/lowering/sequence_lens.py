@@ -20,7 +20,7 @@ from rnn_lower.builder.constants import Constant, constant, filled, fold
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand
 from rnn_lower.builder.versions import BROADCASTS_BY_RULE, LESS_TAKES_INTEGERS, exists
 from rnn_lower.lowering.cells import State
-from rnn_lower.lowering.forms import Step
+from rnn_lower.lowering.forms import Extent, ScanInput, Step
 from rnn_lower.lowering.node import RecurrentNode
 
 INT32, INT64, BOOL = ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL
@@ -33,17 +33,13 @@ LARGEST_MASK = 1 << 24
 class Masking:
     """The effect of sequence_lens.
 
-    whole: emits the mask of all steps, [seq_length, batch_size, columns].  columns: 1 if masks broadcast.
-    of_y: emits that mask with an axis for the directions, [seq_length, 1, batch_size, columns].  dtype: of the masks.
-    step: emits the mask of one step, [batch_size, 1]; None if it is sliced from the whole mask.
+    steps: the mask [batch_size, columns] of each step; the columns are 1 if masks broadcast.
+    of_y: emits the mask of all steps, [seq_length, 1, batch_size, columns].
     nonempty: emits 0 < length, [batch_size, 1].
     """
 
-    whole: Callable[[], Operand]
+    steps: ScanInput
     of_y: Callable[[], Operand]
-    dtype: ir.DataType
-    columns: int
-    step: Callable[[int], Operand] | None
     nonempty: Callable[[], Operand]
 
 
@@ -66,18 +62,21 @@ def is_whole(node: RecurrentNode) -> bool:
     return bool(np.all(known.load() == node.seq_length))
 
 
-def read_masking(b: GraphBuilder, node: RecurrentNode, positions: Callable[[], Operand], unrolled: bool) -> Masking:
-    """Return the masks of a node that has sequence_lens. positions: emits 0 ... seq_length - 1 as int64."""
+def read_masking(b: GraphBuilder, node: RecurrentNode, extent: Extent, form: str) -> Masking | None:
+    """Return the masks of a node with sequence_lens, or None if all sequences are known to be as long as X."""
+    if is_whole(node):
+        return None
     lengths = operand_of(node.inputs["sequence_lens"])
     truth = exists("Where", b.opset)
     columns = 1 if b.opset >= BROADCASTS_BY_RULE else node.hidden_size
+    shape = (extent.static_batch, columns)
     if isinstance(lengths, Constant) and node.static_length is not None:
         steps = node.static_length
         if steps * lengths.size * columns <= LARGEST_MASK:
             known = _known_mask(b, lengths, steps, columns, truth)
             first = b.squeeze(_known_mask(b, lengths, 1, columns, truth), [0])
             all_y = b.unsqueeze(known, [1], "Y_mask")
-            return Masking(lambda: known, lambda: all_y, known.dtype, columns, None, lambda: first)
+            return Masking(ScanInput(lambda: known, known.dtype, shape), lambda: all_y, lambda: first)
 
     def within(times: Operand, rank: int, axes: Sequence[int] = (1, 2)) -> Operand:
         """Return the mask times < lengths; times: int64, [seq_length] with rank 1, a scalar with rank 0.
@@ -94,15 +93,15 @@ def read_masking(b: GraphBuilder, node: RecurrentNode, positions: Callable[[], O
         return within(constant(t, INT64), 0)
 
     def whole() -> Operand:
-        return within(positions(), 1)
+        return within(b.positions(extent.seq_length()), 1)
 
     def of_y() -> Operand:
-        if unrolled and truth:  # no step reads the whole mask
-            return within(positions(), 1, (1, 2, 3))
+        if by_step is not None:  # no step reads the whole mask
+            return within(b.positions(extent.seq_length()), 1, (1, 2, 3))
         return b.unsqueeze(whole(), [1], "Y_mask")
 
-    dtype = BOOL if truth else b.dtype
-    return Masking(whole, of_y, dtype, columns, step if unrolled and truth else None, lambda: step(0))
+    by_step = step if form == "unroll" and truth else None
+    return Masking(ScanInput(whole, BOOL if truth else b.dtype, shape, step=by_step), of_y, lambda: step(0))
 
 
 def _known_mask(b: GraphBuilder, lengths: Constant, steps: int, columns: int, truth: bool) -> Constant:

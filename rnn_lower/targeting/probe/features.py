@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rnn_lower.lowering.activations import ACTIVATIONS
-from rnn_lower.lowering.node import ATTRIBUTES, OPERATORS
+from rnn_lower.lowering.node import OPERATORS
 from rnn_lower.targeting import Target
 from rnn_lower.targeting.probe.onenode import Case
 
@@ -57,7 +57,7 @@ FEATURES = _cases()
 def suited(case: Case, target: Target) -> Case | None:
     """Return the case with the opset and batch size that a target supports, or None if there are none."""
     first, last = target.opsets
-    if case.layout and last < ATTRIBUTES["layout"][2]:
+    if case.layout and last < 14:  # the first version with this attribute
         return None
     changes: dict[str, Any] = {"opset": min(max(case.opset, first), last)}
     if target.single_batch:
