@@ -260,7 +260,7 @@ def test_random_targets(seed, tmp_path):
 
 def test_what_breaks_a_rule_is_never_an_output(monkeypatch, tmp_path):
     """If the search let something through, holding every emitted node against the rules would end the lowering."""
-    monkeypatch.setattr(plan, "legalize", lambda nodes, b, constraints, results, declared: (list(nodes), results))
+    monkeypatch.setattr(plan, "legalize", lambda nodes, b, checker, results: (list(nodes), results))
     model, _ = build(Case("LSTM", 17))
     with pytest.raises(AssertionError, match=r"the lowered form contains MatMul .* which target mine does not support"):
         rnn_lower.lower(model, target=written(tmp_path, IMAGINARY))

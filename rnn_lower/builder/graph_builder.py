@@ -176,10 +176,10 @@ class GraphBuilder:
         name = f"{self._constants_scope or self._scope}/{operand.name}"
         return self.pool.value(operand, name, self._outermost._write_constant)
 
-    def operand(self, value: ir.Value) -> Operand:
+    def operand(self, value: ir.Value | None) -> Operand:
         """Return a value as a constant, whose value it stays, if its content is known; else the value itself."""
         tensor = known_tensor(value)
-        if tensor is None:
+        if value is None or tensor is None:
             return value
         self.pool.adopt(known := from_tensor(tensor), value)
         return known

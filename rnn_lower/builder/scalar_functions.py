@@ -80,11 +80,3 @@ EQUATIONS: Mapping[str, Equation] = {
     "ThresholdedRelu": thresholded_relu,
 }
 """By operator."""
-
-DEFAULTS: Mapping[str, tuple[float, float]] = {
-    "Elu": (1.0, 0.0),
-    "HardSigmoid": (0.2, 0.5),
-    "LeakyRelu": (0.01, 0.0),
-    "ThresholdedRelu": (1.0, 0.0),
-}
-"""The default alpha and beta of each operator."""

@@ -11,7 +11,6 @@ from onnx_ir import convenience
 from rnn_lower.builder.constants import ModelConstants
 from rnn_lower.builder.graph_builder import GraphBuilder, detach
 from rnn_lower.builder.names import Names
-from rnn_lower.builder.tensor_info import TensorInfo
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import Scope, nodes, subgraphs, used_names
@@ -36,12 +35,12 @@ def legalize_rest(
         return
     names, count = Names(used_names(model)), 0
     constants = ModelConstants(model, names)
-    for node, scope in list(_unsupported(model, target, shape_info)):
+    for node, scope, checker in list(_unsupported(model, target, shape_info)):
         if not select(node):
             continue
         name = node.name or node.op_type.lower()
         b = GraphBuilder(scope.opset, ir.DataType.FLOAT, names, constants.pool(scope), name)
-        count += _replace(node, scope, target, declared_by(shape_info), b)
+        count += _replace(node, scope, checker, b)
     constants.register()
     if count:
         logger.info(
@@ -49,7 +48,9 @@ def legalize_rest(
         )
 
 
-def _unsupported(model: ir.Model, target: Target, shape_info: ShapeInfo) -> Iterator[tuple[ir.Node, Scope]]:
+def _unsupported(
+    model: ir.Model, target: Target, shape_info: ShapeInfo
+) -> Iterator[tuple[ir.Node, Scope, ConstraintChecker]]:
     """The nodes without bodies that the target does not support and that lowering did not emit."""
     checkers: dict[int, ConstraintChecker] = {}
     for node, scope in nodes(model):
@@ -58,18 +59,15 @@ def _unsupported(model: ir.Model, target: Target, shape_info: ShapeInfo) -> Iter
         )
         own = node.domain in DEFAULT_DOMAINS and node.op_type not in OPERATORS
         if own and not any(subgraphs(node)) and checker.violation(node) is not None:
-            yield node, scope
+            yield node, scope, checker
 
 
-def _replace(
-    node: ir.Node, scope: Scope, target: Target, declared: Callable[[ir.Value], TensorInfo | None], b: GraphBuilder
-) -> bool:
+def _replace(node: ir.Node, scope: Scope, checker: ConstraintChecker, b: GraphBuilder) -> bool:
     try:
-        emitted, results = legalize_copy(node, b, target.constraints, declared)
+        emitted, results = legalize_copy(node, b, checker)
     except UnsupportedError:
         return False
     results = _own_results(node, emitted, results)
-    checker = ConstraintChecker(target.constraints, scope.opset, declared)
     if any(checker.violation(new) is not None for new in emitted if new.op_type == "Identity"):
         detach(emitted)
         return False

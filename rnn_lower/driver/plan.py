@@ -296,11 +296,11 @@ class Plan:
 
         A violation that is left is a mistake of ours, and no output.
         """
-        constraints, declared = self._target.constraints, declared_infos(node)
-        if constraints.silent:
+        if self._target.constraints.silent:
             return nodes, results
-        nodes, results = legalize(nodes, b, constraints, results, declared.get)
-        for violation in ConstraintChecker(constraints, b.opset, declared.get).violations(nodes):
+        checker = ConstraintChecker(self._target.constraints, b.opset, declared_infos(node).get)
+        nodes, results = legalize(nodes, b, checker, results)
+        for violation in checker.violations(nodes):
             raise AssertionError(
                 f"{node.describe()}: the lowered form contains {violation.node.op_type} '{violation.node.name}', which "
                 f"target {self._target.name} does not support: {violation.rule}"

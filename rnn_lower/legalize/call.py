@@ -113,7 +113,7 @@ MOVES_NOTHING = ("Reshape", "Squeeze", "Unsqueeze")
 Pattern: TypeAlias = Callable[[PatternBuilder, Call], Results]
 
 
-def call_of(node: ir.Node, b: GraphBuilder, results: Sequence[TensorInfo]) -> Call:
+def call_of(node: ir.Node, b: PatternBuilder, results: Sequence[TensorInfo]) -> Call:
     """Return a node as a call: constant inputs become Constants, parameter inputs become numbers."""
     names = input_names(node.op_type, b.opset)
     inputs: list[Operand] = []
@@ -131,12 +131,12 @@ def call_of(node: ir.Node, b: GraphBuilder, results: Sequence[TensorInfo]) -> Ca
             numbers = tensor.numpy().ravel().tolist()
             parameters[name] = numbers[0] if tensor.shape.rank() == 0 else numbers
         elif value is not None or not is_parameter:
-            inputs.append(None if value is None else b.operand(value))
+            inputs.append(b.operand(value))
     outputs = tuple(str(value.name).rpartition("/")[2] for value in node.outputs)
-    return Call(node.op_type, tuple(inputs), outputs, parameters, tuple(results), node, computed)
+    return _explicit(b, Call(node.op_type, tuple(inputs), outputs, parameters, tuple(results), node, computed))
 
 
-def explicit(b: PatternBuilder, call: Call) -> Call:
+def _explicit(b: PatternBuilder, call: Call) -> Call:
     """Return the call with defaults filled in: non-negative axes, Split sizes, and a single Slice axis if possible."""
     shape, params = b.info(call.x).shape, dict(call.parameters)
     if call.op_type in ("Split", "Gather"):

@@ -29,7 +29,7 @@ class ConstraintChecker:
     """Checks nodes of one opset against constraints, in topological order, bodies included."""
 
     def __init__(self, constraints: OpConstraints, opset: int, declared: Declared) -> None:
-        self.constraints, self.opset, self._declared = constraints, opset, declared
+        self.constraints, self.opset, self.declared = constraints, opset, declared
         self._infos: dict[ir.Value, TensorInfo] = {}
 
     def violation(self, node: ir.Node) -> str | None:
@@ -61,7 +61,7 @@ class ConstraintChecker:
             numbers = tuple((name, held) for name, held in attributes if not isinstance(held, ir.TensorProtocol))
             infos = inferred(node.op_type, self.opset, inputs, numbers, len(node.outputs))
         for value, info in zip(node.outputs, [*infos, *[UNKNOWN] * len(node.outputs)], strict=False):
-            self._infos[value] = _fuller(self._declared(value), _fuller(info_of(value), info))
+            self._infos[value] = _fuller(self.declared(value), _fuller(info_of(value), info))
         outputs = tuple(map(self._infos.__getitem__, node.outputs))
         constant_state = any(body.outputs and _constant_state(node, body) for body in bodies)
         return NodeView(node.op_type, self.opset, inputs, attributes, outputs, constant_state)
@@ -71,7 +71,7 @@ class ConstraintChecker:
         own = info_of(operand)
         if own.constant or isinstance(operand, Constant):
             return own
-        return _fuller(self._declared(operand), self._infos.get(operand) or own)
+        return _fuller(self.declared(operand), self._infos.get(operand) or own)
 
 
 def _fuller(declared: TensorInfo | None, inferred: TensorInfo) -> TensorInfo:

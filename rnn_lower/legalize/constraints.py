@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rnn_lower.builder.tensor_info import TensorInfo
@@ -63,37 +63,30 @@ class NodeView:
         return [(names[index] if index < len(names) else "", info) for index, info in enumerate(self.inputs)]
 
 
-Check = Callable[[Any, NodeView], str | None]
-"""(limit, node) -> how the node violates the limit, or None if it does not"""
+Check = Callable[[Any, NodeView], Iterator[str]]
+"""(limit, node) -> how the node violates the limit, if it does"""
 
 
-def _within(limit: Sequence[int], count: int) -> str | None:
-    low, high = limit
-    return None if low <= count <= high else f"this node has {count}"
+def _within(limit: Sequence[int], count: int) -> Iterator[str]:
+    if not limit[0] <= count <= limit[1]:
+        yield f"this node has {count}"
 
 
-def _constant(limit: Sequence[int], use: NodeView) -> str | None:
-    operands = [(index, use.inputs[index]) for index in limit if index < len(use.inputs)]
-    return next(
-        (f"input {index} is computed" for index, operand in operands if operand is not None and not operand.constant),
-        None,
-    )
+def _constant(limit: Sequence[int], use: NodeView) -> Iterator[str]:
+    for index, operand in enumerate(use.inputs):
+        if index in limit and operand is not None and not operand.constant:
+            yield f"input {index} is computed"
 
 
-def _ranks(limit: Sequence[int], use: NodeView) -> str | None:
-    low, high = limit
-    ranks = [None if info.shape is None else len(info.shape) for info in use.data]
-    return next(
-        (
-            f"an input or output has {'an unknown rank' if rank is None else f'rank {rank}'}"
-            for rank in ranks
-            if rank is None or not low <= rank <= high
-        ),
-        None,
-    )
+def _ranks(limit: Sequence[int], use: NodeView) -> Iterator[str]:
+    for info in use.data:
+        if info.shape is None:
+            yield "an input or output has an unknown rank"
+        elif not limit[0] <= len(info.shape) <= limit[1]:
+            yield f"an input or output has rank {len(info.shape)}"
 
 
-def _axes(limit: Sequence[int], use: NodeView) -> str | None:
+def _axes(limit: Sequence[int], use: NodeView) -> Iterator[str]:
     shape = use.inputs[0].shape if use.inputs and use.inputs[0] is not None else None
     axes = use.parameter("axis") if use.attribute("axis") is not None else use.parameter("axes")
     if axes is None and use.op_type == "Slice":
@@ -101,84 +94,74 @@ def _axes(limit: Sequence[int], use: NodeView) -> str | None:
     if axes is None and use.op_type in ("Split", "Gather"):
         axes = (0,)
     if axes is None or shape is None:
-        return "an axis of this node is not a constant"
-    rank = len(shape) + (len(axes) if use.op_type == "Unsqueeze" else 0)
+        yield "an axis of this node is not a constant"
+        return
+    rank, whole = len(shape) + (len(axes) if use.op_type == "Unsqueeze" else 0), set()
     positions = [axis % rank if rank else axis for axis in axes]
     if use.op_type == "Slice":  # ignore axes that are not sliced
-        bounds = zip(positions, use.parameter("starts") or (), use.parameter("ends") or (), strict=False)
-        whole = {
-            position
-            for position, start, end in bounds
-            if start == 0 and shape[position] is not None and end >= shape[position]
-        }
-        positions = [position for position in positions if position not in whole]
-    return next(
-        (
-            f"this node uses axis {position} of a tensor of rank {rank}"
-            for position in positions
-            if position not in limit and position - rank not in limit
-        ),
-        None,
-    )
+        for axis, start, end in zip(
+            positions, use.parameter("starts") or (), use.parameter("ends") or (), strict=False
+        ):
+            size = shape[axis]
+            if start == 0 and size is not None and end >= size:
+                whole.add(axis)
+    for axis in positions:
+        if axis not in whole and axis not in limit and axis - rank not in limit:
+            yield f"this node uses axis {axis} of a tensor of rank {rank}"
 
 
-def _steps(limit: Sequence[int], use: NodeView) -> str | None:
-    return next(
-        (f"a slice of this node has step {step}" for step in use.parameter("steps") or (1,) if step not in limit), None
-    )
+def _steps(limit: Sequence[int], use: NodeView) -> Iterator[str]:
+    for step in use.parameter("steps") or (1,):
+        if step not in limit:
+            yield f"a slice of this node has step {step}"
 
 
-def _elements(limit: int, use: NodeView) -> str | None:
+def _elements(limit: int, use: NodeView) -> Iterator[str]:
     counts = [None if operand.sizes is None else math.prod(operand.sizes) for operand in use.parameters]
     counts += [len(held) for name, held in use.attributes if name in PARAMETERS and isinstance(held, tuple)]
-    return next(
-        (
-            "the number of elements in a parameter of this node is unknown"
-            if count is None
-            else f"a parameter has {count}"
-            for count in counts
-            if count != limit
-        ),
-        None,
-    )
+    for count in counts:
+        if count is None:
+            yield "the number of elements in a parameter of this node is unknown"
+        elif count != limit:
+            yield f"a parameter has {count}"
 
 
-def _values(limit: Mapping[str, Sequence[float]], use: NodeView) -> str | None:
+def _values(limit: Mapping[str, Sequence[float]], use: NodeView) -> Iterator[str]:
     for name, (low, high) in limit.items():
         for number in use.parameter(name) or ():
             if not low <= number <= high:
-                return f"{name} is {number:g}"
-    return None
+                yield f"{name} is {number:g}"
 
 
-def _attributes(limit: Mapping[str, Sequence[Any]], use: NodeView) -> str | None:
+def _attributes(limit: Mapping[str, Sequence[Any]], use: NodeView) -> Iterator[str]:
     for name, allowed in limit.items():
         value = use.attribute(name)
         plain = list(value) if isinstance(value, tuple) else value
         if value is not None and plain not in allowed:
-            return f"{name} is {plain}"
-    return None
+            yield f"{name} is {plain}"
 
 
-def _types(limit: Sequence[str], use: NodeView) -> str | None:
-    kinds = [info.dtype for info in use.data if info.dtype is not None]
-    return next((f"an input or output has element type {kind.name}" for kind in kinds if kind.name not in limit), None)
+def _types(limit: Sequence[str], use: NodeView) -> Iterator[str]:
+    for info in use.data:
+        if info.dtype is not None and info.dtype.name not in limit:
+            yield f"an input or output has element type {info.dtype.name}"
 
 
-def _broadcast(limit: bool, use: NodeView) -> str | None:
+def _broadcast(limit: bool, use: NodeView) -> Iterator[str]:
     shapes = {operand.shape for operand in use.operands}
-    if limit or len(shapes) <= 1:
-        return None
-    return f"the operands have shapes {' and '.join(sorted(str(list(shape or ())) for shape in shapes))}"
+    if not limit and len(shapes) > 1:
+        yield f"the operands have shapes {' and '.join(sorted(str(list(shape or ())) for shape in shapes))}"
 
 
-def _forward(limit: bool, use: NodeView) -> str | None:
+def _forward(limit: bool, use: NodeView) -> Iterator[str]:
     directions = [use.attribute(f"scan_{what}_directions") or () for what in ("input", "output")]
-    return "this node runs backward" if limit and any(map(any, directions)) else None
+    if limit and any(map(any, directions)):
+        yield "this node runs backward"
 
 
-def _states(limit: str, use: NodeView) -> str | None:
-    return "an initial state is constant" if limit == "computed" and use.constant_state else None
+def _states(limit: str, use: NodeView) -> Iterator[str]:
+    if limit == "computed" and use.constant_state:
+        yield "an initial state is constant"
 
 
 def _range(limit: Sequence[int], noun: str = "") -> str:
@@ -269,8 +252,7 @@ class OpConstraints:
                 return self._message("static", "all sizes must be known, but this node has an unknown size")
         for name, text in self.limits.get(op_type, {}).items():
             words, check = CHECKS[name]
-            instead = check(text, use)
-            if instead is not None:
+            if (instead := next(check(text, use), None)) is not None:
                 return self._message(op_type, f"{op_type} is supported only {words(text)}, but {instead}")
         return None
 

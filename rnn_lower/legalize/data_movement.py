@@ -166,8 +166,8 @@ def _block(sizes: Sequence[int], axis: int) -> list[int]:
     return [1, math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])]
 
 
-def _in_block(b: PatternBuilder, call: Call, channels: bool) -> Results:
-    """Emit Slice, Split or Concat in rank 4: [1, before, axis, after], or as channels, [1, axis, before, after]."""
+def in_block(b: PatternBuilder, call: Call, channels: bool = False) -> Results:
+    """Replace Slice, Split or Concat with one in rank 4: [1, before, axis, after], or [1, axis, before, after]."""
     shapes, results = [b.info(x).sizes for x in call.inputs], [result.sizes for result in call.results]
     params = dict(call.parameters)
     axis, before = params.get("axis", (params.get("axes") or [0])[0]), [shape for shape in shapes if shape is not None]
@@ -199,16 +199,6 @@ def _swapped(b: PatternBuilder, x: Operand, sizes: Sequence[int]) -> Operand:
     if 1 in sizes[1:3]:
         return b.reshape(x, [sizes[0], sizes[2], sizes[1], sizes[3]], "swapped")
     return b.transpose(x, [0, 2, 1, 3], "swapped")
-
-
-def in_block(b: PatternBuilder, call: Call) -> Results:
-    """Replace Slice, Split or Concat with the same operator on axis 2 of rank 4, where axis 0 has size 1."""
-    return _in_block(b, call, False)
-
-
-def as_channels(b: PatternBuilder, call: Call) -> Results:
-    """Replace Concat with a Concat of channels, axis 1 of rank 4."""
-    return _in_block(b, call, True)
 
 
 def slice_of_all_axes(b: PatternBuilder, call: Call) -> Results:

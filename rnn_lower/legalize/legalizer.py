@@ -12,7 +12,7 @@ merged and unread nodes are removed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -23,9 +23,8 @@ from rnn_lower.builder.names import Names
 from rnn_lower.builder.tensor_info import TensorInfo
 from rnn_lower.errors import UnsupportedError, UnsupportedOpError
 from rnn_lower.ir.walk import subgraphs, with_bodies
-from rnn_lower.legalize.call import MOVES_NOTHING, Call, Pattern, PatternBuilder, call_of, explicit
+from rnn_lower.legalize.call import MOVES_NOTHING, Call, Pattern, PatternBuilder, call_of
 from rnn_lower.legalize.conformance import ConstraintChecker
-from rnn_lower.legalize.constraints import OpConstraints
 from rnn_lower.legalize.patterns import PATTERNS
 
 Key = tuple[Any, ...]
@@ -34,16 +33,14 @@ Path = tuple[Key, ...]
 
 
 def legalize(
-    nodes: Sequence[ir.Node], b: GraphBuilder, constraints: OpConstraints, results: Sequence[ir.Value],
-    declared: Callable[[ir.Value], TensorInfo | None],
-) -> tuple[list[ir.Node], list[ir.Value]]:  # fmt: skip
+    nodes: Sequence[ir.Node], b: GraphBuilder, checker: ConstraintChecker, results: Sequence[ir.Value]
+) -> tuple[list[ir.Node], list[ir.Value]]:
     """Return supported nodes that compute the same, and the values that replace `results`.
 
-    nodes: detached, in topological order; they are consumed.  b: supplies opset, element type, names and constants.
-    declared: returns the declared info of a value.
+    nodes: detached, in topological order; they are consumed.  b: supplies element type, names and constants.
     Raises UnsupportedOpError for an operator that no pattern can replace.
     """
-    legalizer = _Legalizer(b, constraints, declared)
+    legalizer = _Legalizer(b, checker)
     legal = legalizer.run(_constants_first(nodes), (), {})
     values = list(map(legalizer.latest, results))
     read = drop_unread([*legalizer.constants, *legal], values)
@@ -51,31 +48,28 @@ def legalize(
     return read, values
 
 
-def legalize_copy(
-    node: ir.Node, b: GraphBuilder, constraints: OpConstraints, declared: Callable[[ir.Value], TensorInfo | None]
-) -> tuple[list[ir.Node], list[ir.Value]]:
+def legalize_copy(node: ir.Node, b: GraphBuilder, checker: ConstraintChecker) -> tuple[list[ir.Node], list[ir.Value]]:
     """Return supported nodes that compute the same as a node of a model, and their results; the node is not changed.
 
     Raises UnsupportedOpError like `legalize`.
     """
     outputs = [ir.Value(name=value.name, type=value.type, shape=value.shape) for value in node.outputs]
     twin = ir.Node("", node.op_type, node.inputs, list(node.attributes.values()), outputs=outputs, name=node.name)
-    infos = {new: declared(old) for new, old in zip(outputs, node.outputs, strict=True)}
+    infos = {new: checker.declared(old) for new, old in zip(outputs, node.outputs, strict=True)}
+    own = ConstraintChecker(checker.constraints, b.opset, lambda value: infos.get(value) or checker.declared(value))
     try:
-        return legalize([twin], b, constraints, outputs, lambda value: infos.get(value) or declared(value))
+        return legalize([twin], b, own, outputs)
     except UnsupportedError:
         detach([twin])
         raise
 
 
-def can_legalize(
-    node: ir.Node, opset: int, constraints: OpConstraints, declared: Callable[[ir.Value], TensorInfo | None]
-) -> bool:
+def can_legalize(node: ir.Node, checker: ConstraintChecker) -> bool:
     """Whether legalization of an unsupported node of a model succeeds."""
     names = Names(())
-    b = GraphBuilder(opset, ir.DataType.FLOAT, names, ConstantPool(names, False), "draft")
+    b = GraphBuilder(checker.opset, ir.DataType.FLOAT, names, ConstantPool(names, False), "draft")
     try:
-        emitted, _ = legalize_copy(node, b, constraints, declared)
+        emitted, _ = legalize_copy(node, b, checker)
     except UnsupportedError:
         return False
     detach(emitted)
@@ -91,11 +85,8 @@ def _constants_first(nodes: Sequence[ir.Node]) -> list[ir.Node]:
 
 
 class _Legalizer:
-    def __init__(
-        self, b: GraphBuilder, constraints: OpConstraints, declared: Callable[[ir.Value], TensorInfo | None]
-    ) -> None:
-        self._b, self._constraints = b, constraints
-        self._checker = ConstraintChecker(constraints, b.opset, declared)
+    def __init__(self, b: GraphBuilder, checker: ConstraintChecker) -> None:
+        self._b, self._checker, self._constraints = b, checker, checker.constraints
         self._patterns: dict[Key, Pattern | None] = {}
         self._clipped: set[ir.Node] = set()
         self._pending: dict[ir.Node, UnsupportedOpError] = {}
@@ -152,7 +143,7 @@ class _Legalizer:
         if rule is None and not pending:
             return self._simplified(node, view.outputs, written) or self._written(node, written)
         b = self._pattern_builder(node, view.outputs)
-        call = explicit(b, call_of(node, b, view.outputs))
+        call = call_of(node, b, view.outputs)
         key = (
             node.op_type, tuple(None if x is None else b.info(x) for x in call.inputs), len(call.names), call.computed,
             repr(sorted(_plain(call))),

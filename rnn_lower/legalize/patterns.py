@@ -14,11 +14,12 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.builder.constants import Constant, filled, from_tensor, negate
+from rnn_lower.builder.constants import Constant, filled, negate
 from rnn_lower.builder.graph_builder import Operand
-from rnn_lower.builder.scalar_functions import DEFAULTS, EQUATIONS
+from rnn_lower.builder.scalar_functions import EQUATIONS
 from rnn_lower.builder.versions import BROADCASTS_BY_RULE, CLIP_TAKES_DOUBLE, MAX_BROADCASTS
-from rnn_lower.ir.walk import NODE_MARK, known_tensor
+from rnn_lower.ir.schemas import schema_of
+from rnn_lower.ir.walk import NODE_MARK
 from rnn_lower.legalize import control_flow, data_movement
 from rnn_lower.legalize.call import Call, Pattern, PatternBuilder, Results, result_sizes
 
@@ -183,13 +184,8 @@ def _cast_of_less(b: PatternBuilder, call: Call) -> Results:
     dtype = b.info(low).dtype
     if dtype is None or not dtype.is_integer():
         return None
-    position, length = (b.cast(_operand(b, value), dtype, b.dtype, "number") for value in (low, high))
+    position, length = (b.cast(b.operand(value), dtype, b.dtype, "number") for value in (low, high))
     return [b.clip(b.sub(length, position, "left"), 0.0, 1.0, call.name)]
-
-
-def _operand(b: PatternBuilder, value: ir.Value | None) -> Operand:
-    tensor = known_tensor(value)
-    return value if tensor is None else from_tensor(tensor)
 
 
 # -- activations ------------------------------------------------------------------------------------------------------
@@ -217,8 +213,9 @@ def _sigmoid_by_exp(b: PatternBuilder, call: Call) -> Results:
 
 def _by_equation(b: PatternBuilder, call: Call) -> Results:
     """Replace an activation with its equation."""
-    alpha, beta = DEFAULTS.get(call.op_type, (0.0, 0.0))
-    alpha, beta = call.parameters.get("alpha", alpha), call.parameters.get("beta", beta)
+    schema = schema_of(call.op_type, b.opset)
+    defaults = {} if schema is None else {name: held.default_value.f for name, held in schema.attributes.items()}
+    alpha, beta = ({"alpha": 0.0, "beta": 0.0, **defaults, **call.parameters}[name] for name in ("alpha", "beta"))
     with b.scope(call.name):
         return [EQUATIONS[call.op_type](b, call.x, alpha, beta)]
 
@@ -268,12 +265,14 @@ def _matmul_by_conv(b: PatternBuilder, call: Call) -> Results:
 _OF_CONCATS = tuple(functools.partial(data_movement.concat_of_concats, most) for most in (7, 4, 2))
 """A WebGPU shader has 8 buffers: 7 inputs and the result."""
 
+_AS_CHANNELS = functools.partial(data_movement.in_block, channels=True)
+
 _BY_OPERATOR: dict[str, tuple[Pattern, ...]] = {
     "Abs": (_abs_by_relu,),
     "Add": (_add_by_sub,),
     "Cast": (_cast_by_where, _cast_of_less),
     "Clip": (_clip_by_min_max, _clip_in_rank_four, _clip_by_relu, _clip_by_reciprocal),
-    "Concat": (data_movement.concat_of_one, *_OF_CONCATS, data_movement.in_block, data_movement.as_channels),
+    "Concat": (data_movement.concat_of_one, *_OF_CONCATS, data_movement.in_block, _AS_CHANNELS),
     "Div": (_div_by_reciprocal,),
     "Gather": (data_movement.gather_by_slices,),
     "Identity": (data_movement.by_reshape, _identity_by_sum),

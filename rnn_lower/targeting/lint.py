@@ -14,7 +14,7 @@ from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import Scope, recurrent_nodes, scopes
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.legalizer import can_legalize
-from rnn_lower.lowering.node import RecurrentNode, read_node
+from rnn_lower.lowering.node import RecurrentNode, display_name, read_node
 from rnn_lower.shapes.shape_info import ShapeInfo, declared_by
 from rnn_lower.targeting import Target
 from rnn_lower.targeting.native_support import RIGHT, UNKNOWN
@@ -110,8 +110,7 @@ def summary(findings: Sequence[Finding], target: Target) -> str:
 def _plain(
     scope: Scope, target: Target, shape_info: ShapeInfo, recurrent: set[ir.Node], model: ir.Model
 ) -> Iterator[Finding]:
-    declared = declared_by(shape_info)
-    checker = ConstraintChecker(target.constraints, scope.opset, declared)
+    checker = ConstraintChecker(target.constraints, scope.opset, declared_by(shape_info))
     for node in scope.graph:
         if node in recurrent or node.op_identifier() in model.functions:  # the nodes of a function are looked at
             continue
@@ -128,9 +127,9 @@ def _plain(
                 rule = f"{node.op_type} is not supported"
         if rule is not None:
             own = node.domain in DEFAULT_DOMAINS and node.op_type not in ("If", *LOOPS)
-            mends = own and can_legalize(node, scope.opset, target.constraints, declared)
+            mends = own and can_legalize(node, checker)
             mend = "--legalize-all replaces this node" if mends else ""
-            yield Finding(_name(node), node.op_type, scope.path, rule, mend)
+            yield Finding(display_name(node), node.op_type, scope.path, rule, mend)
 
 
 def _recurrent(
@@ -149,7 +148,3 @@ def _recurrent(
     if verdict.kind != UNKNOWN or error:  # an unmeasured node is reported only if lowering fails
         mend = "lowering replaces it" if lowers else error
         yield Finding(read.name, node.op_type, scope.path, verdict.why, mend, lowers)
-
-
-def _name(node: ir.Node) -> str:
-    return node.name or next((value.name or "" for value in node.outputs), "")
