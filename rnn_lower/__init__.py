@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from rnn_lower.streaming.session import StreamingSession
     from rnn_lower.targeting import Target
     from rnn_lower.targeting.lint import Finding, LintReport
-    from rnn_lower.targeting.probe.kits import report_kit, write_kit
-    from rnn_lower.targeting.probe.report import KitReport
+    from rnn_lower.targeting.probe.report import KitReport, report_kit
+    from rnn_lower.targeting.probe.writing import write_kit
 
 __version__ = "0.1.0"
 
@@ -58,8 +58,8 @@ _MODULES = {
         "unstream_file",
     ),
     "errors": ("InvalidNodeError", "RnnLowerError", "UnsupportedError"),
-    "targeting.probe.kits": ("report_kit", "write_kit"),
-    "targeting.probe.report": ("KitReport",),
+    "targeting.probe.report": ("KitReport", "report_kit"),
+    "targeting.probe.writing": ("write_kit",),
     "targeting": ("Target",),
     "targeting.lint": ("Finding", "LintReport"),
     "driver.lower_pass": ("LowerRecurrentPass", "Record"),

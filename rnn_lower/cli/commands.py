@@ -298,23 +298,23 @@ def _targets(arguments: argparse.Namespace) -> int:
 
 
 def _kit(arguments: argparse.Namespace) -> int:
-    from rnn_lower.targeting.probe import kits
+    from rnn_lower.targeting.probe.writing import write_kit
 
-    manifest = kits.write_kit(arguments.output, arguments.target, only=arguments.include, limit=arguments.limit)
+    manifest = write_kit(arguments.output, arguments.target, only=arguments.include, limit=arguments.limit)
     printing.print_kit(arguments, manifest)
     return DONE
 
 
 def _kit_report(arguments: argparse.Namespace) -> int:
     from rnn_lower.modelio.files import write_text
-    from rnn_lower.targeting.probe import kits
+    from rnn_lower.targeting.probe.report import report_kit
 
     require(arguments, "run", ("timeout",))
     if arguments.output is not None and not arguments.output.endswith(".toml"):
         raise RnnLowerError(f"-o {arguments.output}: a target file needs the extension .toml; use -o NAME.toml")
     limit = {} if arguments.timeout is None else {"timeout": arguments.timeout}
     with printing.progress(arguments.quiet, "cases") as advance:
-        report = kits.report_kit(arguments.folder, arguments.results, run=arguments.run, progress=advance, **limit)
+        report = report_kit(arguments.folder, arguments.results, run=arguments.run, progress=advance, **limit)
     written = arguments.output if report.proposal else None
     if written is not None:
         write_text(report.proposal, written)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import logging
@@ -37,9 +36,6 @@ from rnn_lower.targeting import find_target, lint
 from rnn_lower.transforms.fold import fold
 
 logger = logging.getLogger("rnn_lower")
-
-OTHERS = ("AttnLSTM",)
-"""Recurrent operators of onnxruntime that are not lowered."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -303,7 +299,9 @@ def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | 
     rest = {node for node, _ in nodes(model) if options.legalize_all or MARK in node.metadata_props}
     if rest:
         legalize_rest(model, target, ShapeInfo(model), rest.__contains__)
-    _warn_of_others(model)
+    if count := sum((node.domain, node.op_type) == ("com.microsoft", "AttnLSTM") for node, _ in nodes(model)):
+        text = "the only operator of onnxruntime that rnn_lower lowers is DynamicQuantizeLSTM"
+        logger.warning("%d AttnLSTM (com.microsoft) were not lowered; %s", count, text)
     if options.target is not None and (findings := list(lint.unsupported(model, target, shape_info))):
         logger.warning("%s", lint.summary(findings, target))
     warnings = plan.warnings
@@ -311,18 +309,3 @@ def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | 
         Record(node, new.site.form, new.count, new.why, warnings.get(node.node, ""), tuple(new.emitted))
         for new, node in ((new, new.site.node) for new in plan.replacements)
     ]
-
-
-def _warn_of_others(model: ir.Model) -> None:
-    """Log which recurrent operators of other domains stay."""
-    counts = collections.Counter(node.op_type for node, _ in nodes(model) if node.domain == "com.microsoft")
-    for op_type in OTHERS:
-        if counts[op_type]:
-            logger.warning(
-                (
-                    "%d %s (com.microsoft) were not lowered; the only operator of onnxruntime that rnn_lower "
-                    "lowers is DynamicQuantizeLSTM"
-                ),
-                counts[op_type],
-                op_type,
-            )

@@ -112,13 +112,16 @@ _are_features = _table_of(_table_of(_list_of(_is_text), _one_of("right", "wrong"
 _is_speed = _table_of(_is_number, _one_of("steps", "seconds"))
 
 
-def _measured(value: Any) -> dict[str, Measured]:
+def _measured(value: Any) -> dict[str, Measured] | None:
     """Return the measured features, by operator."""
-    tables = {} if value == NOT_MEASURED else value
-    return {
-        op_type: Measured(*(frozenset(features.get(kind, ())) for kind in ("right", "wrong")))
-        for op_type, features in tables.items()
-    }
+    return (
+        None
+        if value == NOT_MEASURED
+        else {
+            op_type: Measured(*(frozenset(features.get(kind, ())) for kind in ("right", "wrong")))
+            for op_type, features in value.items()
+        }
+    )
 
 
 _FLAG = Key(_is_flag, "true or false")
@@ -211,12 +214,10 @@ KEYS: dict[str, Key] = {
 
 def load_target(path: Path) -> Target:
     """Read a target file. Raises RnnLowerError that names the file and the error."""
-    keys = read_keys(path)
-    values = {name: KEYS[name].parse(value) for name, value in keys.items()}
+    values = {name: KEYS[name].parse(value) for name, value in read_keys(path).items()}
     names = values.keys() & {field.name for field in dataclasses.fields(OpConstraints)}
     constraints = OpConstraints(**{name: values.pop(name) for name in names})
-    unmeasured = keys.get("fused") == NOT_MEASURED
-    return Target(path.stem, constraints=constraints, unmeasured=unmeasured, path=path, **values)
+    return Target(path.stem, constraints=constraints, path=path, **values)
 
 
 def read_keys(path: Path) -> dict[str, Any]:

@@ -30,8 +30,6 @@ LATER = ("sequence only", "named activations")
 SIZE_UNKNOWN = "an unknown size"
 """A property that no measured model has; --dim removes it."""
 
-DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
-
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
@@ -92,8 +90,7 @@ def verdict(node: RecurrentNode, table: Mapping[str, Measured], listed: bool, ru
 def features(node: RecurrentNode) -> list[str]:
     """Return the features of a node in addition to "plain"."""
     lengths = node.inputs.get("sequence_lens")
-    listed, names = _listed(node), _names(node)
-    defaults = DEFAULTS["LSTM" if node.is_quantized else node.op_type]
+    listed, names, defaults = _listed(node), _names(node), node.operator.activations
     named = "activations" in node.node.attributes and names == {defaults}
     has = {
         "no bias": "B" not in node.inputs,
@@ -113,7 +110,7 @@ def features(node: RecurrentNode) -> list[str]:
         "named activations": named,
         "activations": node.op_type != "RNN" and names != {defaults},
     }
-    other_functions = sorted(names - {DEFAULTS["RNN"]}) if node.op_type == "RNN" else []
+    other_functions = sorted(names - {defaults}) if node.op_type == "RNN" else []
     return [name for name, present in has.items() if present] + [name for (name,) in other_functions]
 
 
@@ -135,7 +132,7 @@ def _unmeasured(node: RecurrentNode) -> str | None:
     """
     attributes, names = node.node.attributes, _names(node)
     weights = [node.inputs[name] for name in ("W", "R", "B", "P") if name in node.inputs]
-    measured = {DEFAULTS[node.op_type], ACTIVATIONS.get(node.op_type, DEFAULTS[node.op_type])}
+    measured = {node.operator.activations, ACTIVATIONS.get(node.op_type, node.operator.activations)}
     spelled = attributes["activations"].as_strings() if "activations" in attributes else ()
     has_numbers = bool({"activation_alpha", "activation_beta"} & attributes.keys())
     used_numbers = any(f.alpha is not None or f.beta is not None for functions in node.activations for f in functions)

@@ -34,8 +34,7 @@ class Target:
     scan_captures: whether a Scan body may read values that nodes outside the body compute.
     versions: release lines that the newest file of a runtime covers, as in opencv@5.
     fused: for each recurrent operator, the features that run correctly without lowering and those that are silently
-    wrong.
-    unmeasured: whether it has the recurrent operators, although their features have not been measured.
+    wrong; None if it has the recurrent operators, but their features have not been measured.
     faster_lowered: for each recurrent operator, the batch size from which lowering it was measured to be faster.
     empty: whether it was shown to run tensors without elements, and a Loop without trips.
     path: the path of its file.
@@ -55,8 +54,7 @@ class Target:
     slow: tuple[int, float] | None = None
     scan_captures: bool = True
     versions: tuple[str, ...] = ()
-    fused: Mapping[str, Measured] = dataclasses.field(default_factory=dict)
-    unmeasured: bool = False
+    fused: Mapping[str, Measured] | None = dataclasses.field(default_factory=dict)
     faster_lowered: Mapping[str, int] = dataclasses.field(default_factory=dict)
     empty: bool = False
     path: Path = Path()
@@ -72,8 +70,8 @@ class Target:
 
     def verdict(self, node: RecurrentNode) -> Verdict:
         """Whether it runs a recurrent node correctly without lowering."""
-        listed = self.unmeasured or (self.constraints.takes is not None and node.op_type in self.constraints.takes)
-        measured = verdict(node, self.fused, listed, f"{self.name} ({self.source.partition(';')[0]})")
+        listed = self.fused is None or node.op_type in (self.constraints.takes or ())
+        measured = verdict(node, self.fused or {}, listed, f"{self.name} ({self.source.partition(';')[0]})")
         if measured.kind == RIGHT and not self._as_fast(node):
             return dataclasses.replace(measured, why=f"{measured.why}, but the lowered node ran faster in tests")
         return measured
@@ -110,7 +108,7 @@ class Target:
         for op_type, limits in self.constraints.limits.items():
             words = "; ".join(CHECKS[name][0](text) for name, text in limits.items())
             yield op_type, f"only {words}"
-        for op_type, measured in self.fused.items():
+        for op_type, measured in (self.fused or {}).items():
             yield f"native {op_type}", f"right: {', '.join(sorted(measured.right)) or 'nothing'}"
             if measured.wrong:
                 yield f"native {op_type}", f"silently wrong: {', '.join(sorted(measured.wrong))}"

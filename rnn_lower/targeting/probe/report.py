@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from rnn_lower.errors import RnnLowerError, public
+from rnn_lower.modelio.files import Progress
 from rnn_lower.options import OP_TYPES
 from rnn_lower.targeting.files import read_keys
-from rnn_lower.targeting.probe.manifest import FUSED, TARGET, KitCase, Manifest
-from rnn_lower.targeting.probe.results import ERROR, RIGHT, WRONG, Outcome
+from rnn_lower.targeting.probe.manifest import FUSED, TARGET, KitCase, Manifest, read_manifest
+from rnn_lower.targeting.probe.results import ERROR, RIGHT, WRONG, Outcome, read_results, run_all
 
 REFUSED = "refused"
 """The constraints of the target prevent the lowering."""
@@ -76,7 +79,32 @@ def count_outcomes(outcomes: Iterable[Outcome]) -> str:
     return f"{text}, {states.count(REFUSED)} refused" if REFUSED in states else text
 
 
-def make_report(folder: Path, manifest: Manifest, outcomes: Mapping[str, Outcome]) -> KitReport:
+@public
+def report_kit(
+    folder: str | os.PathLike[str], results: str | os.PathLike[str] | None = None, *, run: str | None = None,
+    timeout: float = 60.0, progress: Progress | None = None,
+) -> KitReport:  # fmt: skip
+    """Evaluate the results of a runtime for a kit, feature by feature, and propose a target file.
+
+    Each feature is right, silently wrong or an error.
+
+    results: a folder with CASE/NAME.npy for each output, or with CASE.npz; a missing output counts as an error.
+    run: a command that is run for each case, without a shell. {model}, {inputs} and {outputs} are replaced by the
+        model, a folder with NAME.npy for each input, and an empty folder for the outputs. The outputs are kept in
+        `results` if it is provided.  timeout: the time limit in seconds for each case.
+
+    Raises RnnLowerError if there is no kit, there are no results, or the command cannot be started.
+    """
+    kit, found = Path(folder), None if results is None else Path(results)
+    known = read_manifest(kit)
+    if run is not None:
+        return _report(kit, known, run_all(kit, known, run, found, timeout, progress))
+    if found is None:
+        raise RnnLowerError("pass either --results FOLDER or --run COMMAND")
+    return _report(kit, known, read_results(kit, known, found))
+
+
+def _report(folder: Path, manifest: Manifest, outcomes: Mapping[str, Outcome]) -> KitReport:
     """Summarize the results, and propose a target file."""
     results: dict[str, dict[str, Outcome]] = {feature: {} for feature in manifest.features}
     for case in manifest.cases:

@@ -23,8 +23,6 @@ RIGHT, WRONG, ERROR = "right", "wrong", "error"
 Outcome = tuple[str, str]
 """An outcome with details: the difference for WRONG, the reason for ERROR."""
 
-PLACES = ("{model}", "{inputs}", "{outputs}")
-
 
 def outcome(got: Sequence[Any], wanted: Sequence[np.ndarray], limit: float) -> Outcome:
     """Compare results: right if number and shapes agree and no difference exceeds the limit; NaN is wrong."""
@@ -89,7 +87,7 @@ def _words(command: str) -> list[str]:
         if not any(placeholder in word for word in words):
             raise RnnLowerError(
                 f"--run {command}: {placeholder} is missing; write, for example, --run 'python run.py"
-                f" {' '.join(PLACES)}'"
+                " {model} {inputs} {outputs}'"
             )
     if shutil.which(words[0]) is None:
         raise RnnLowerError(f"--run {words[0]}: program not found")

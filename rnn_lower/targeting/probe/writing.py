@@ -19,11 +19,11 @@ from rnn_lower.checking.runners import open_onnxruntime, open_reference
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.driver.lower_pass import lower_document
 from rnn_lower.driver.plan import read_nodes
-from rnn_lower.errors import RnnLowerError, UnsupportedError
+from rnn_lower.errors import RnnLowerError, UnsupportedError, public
 from rnn_lower.ir.walk import nodes as all_nodes
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import Options
-from rnn_lower.targeting import Target
+from rnn_lower.targeting import Target, find_target
 from rnn_lower.targeting.probe.features import FEATURES, suited
 from rnn_lower.targeting.probe.manifest import FUSED, TARGET, KitCase, Manifest, Refused, Tensor
 from rnn_lower.targeting.probe.onenode import Case, build
@@ -51,26 +51,38 @@ The report lists which features are right, wrong or refused, and proposes a targ
 """The README of a kit, for its recipient."""
 
 
-def write(folder: Path, target: Target, only: Sequence[str] = (), limit: float = LIMIT) -> Manifest:
-    """Write a kit to a new or empty folder by one rename. Raises RnnLowerError for other folders.
+@public
+def write_kit(
+    folder: str | os.PathLike[str], target: str, *, only: Sequence[str] = (), limit: float = LIMIT
+) -> Manifest:
+    """Write a kit of small models that show what a runtime supports, even if Python cannot call the runtime.
 
-    only: patterns of features; empty for all.  limit: of each case.
+    The kit is written to a new folder. It contains a small model for every feature of RNN, GRU and LSTM, both unchanged
+    and lowered for a target in each of its forms, as well as their inputs, the expected outputs (from onnxruntime's
+    fused operators or the reference implementation) and manifest.json, which lists everything. Arrays are stored as
+    .npy and .npz files. docs/new-target.md explains the use.
+
+    target: a name (see rnn_lower.targets) or the path of a .toml file.  only: patterns of features, such as "LSTM *".
+    limit: the largest absolute difference that counts as correct; 0.01 is suitable for devices that compute in float16.
+
+    Raises RnnLowerError for an unknown target, a pattern that matches no feature, and a folder that is not empty or
+    cannot be written.
     """
-    chosen = _chosen(only)
+    root, chosen = Path(folder), _chosen(only)
     if not limit > 0:
         raise RnnLowerError(f"--limit is {limit:g}; it must be more than 0")
     try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise RnnLowerError(f"{folder}: already exists and is not empty; choose a new or empty folder")
-        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        if root.exists() and (not root.is_dir() or any(root.iterdir())):
+            raise RnnLowerError(f"{root}: already exists and is not empty; choose a new or empty folder")
+        staging = Path(tempfile.mkdtemp(prefix=f".{root.name}.", dir=root.parent))
         try:
-            manifest = _write_all(staging, target, chosen, limit)
+            manifest = _write_all(staging, find_target(target), chosen, limit)
             staging.chmod(0o755)  # mkdtemp restricts access to the owner
-            os.replace(staging, folder)
+            os.replace(staging, root)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
     except OSError as error:
-        raise RnnLowerError(f"{folder}: cannot be written: {error.strerror or error}") from None
+        raise RnnLowerError(f"{root}: cannot be written: {error.strerror or error}") from None
     return manifest
 
 
