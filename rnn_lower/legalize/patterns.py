@@ -20,7 +20,7 @@ from rnn_lower.builder.scalar_functions import EQUATIONS
 from rnn_lower.builder.versions import BROADCASTS_BY_RULE, CLIP_TAKES_DOUBLE, MAX_BROADCASTS
 from rnn_lower.ir.schemas import schema_of
 from rnn_lower.ir.walk import NODE_MARK
-from rnn_lower.legalize import control_flow, data_movement
+from rnn_lower.legalize import data_movement
 from rnn_lower.legalize.call import Call, Pattern, PatternBuilder, Results, result_sizes
 
 NEAR = 128.0
@@ -262,6 +262,34 @@ def _matmul_by_conv(b: PatternBuilder, call: Call) -> Results:
     return [b.reshape(b.transpose(y, [0, 2, 1, 3], "rows"), after, call.name)]
 
 
+# -- bodies -----------------------------------------------------------------------------------------------------------
+
+
+def _scan_between_flips(b: PatternBuilder, call: Call) -> Results:
+    """Replace a Scan that runs backward along first axes with a forward Scan between flips."""
+    axes = ("scan_input_axes", "scan_output_axes")
+    if any(any(call.parameters.get(name) or ()) for name in axes):
+        return None
+    count, body = call.parameters["num_scan_inputs"], call.parameters["body"]
+    states = len(call.inputs) - count
+    inputs = list(call.inputs)
+    backwards = call.parameters.get("scan_input_directions") or [0] * count
+    sequence, shape = inputs[states], b.info(inputs[states]).shape
+    if not shape:
+        return None
+    length = b.size(sequence, 0, len(shape), "length") if shape[0] is None else shape[0]
+    for k, backward in enumerate(backwards):
+        if backward:
+            inputs[states + k] = b.flip(inputs[states + k], length)
+    # A graph can belong to one node only, so detach the body first.
+    call.node.attributes.pop("body")
+    results: list[Operand] = list(b.op_multi("Scan", inputs, call.names, body=body, num_scan_inputs=count))
+    for k, backward in enumerate(call.parameters.get("scan_output_directions") or ()):
+        if backward:
+            results[states + k] = b.flip(results[states + k], length, call.names[states + k])
+    return results
+
+
 _OF_CONCATS = tuple(functools.partial(data_movement.concat_of_concats, most) for most in (7, 4, 2))
 """A WebGPU shader has 8 buffers: 7 inputs and the result."""
 
@@ -282,7 +310,7 @@ _BY_OPERATOR: dict[str, tuple[Pattern, ...]] = {
     "Reciprocal": (_reciprocal_by_div,),
     "Relu": (_relu_by_max, _relu_by_clip),
     "Reshape": (data_movement.reshape_by_ones, data_movement.reshape_by_parts),
-    "Scan": (control_flow.scan_between_flips,),
+    "Scan": (_scan_between_flips,),
     "Sigmoid": (_sigmoid_by_tanh, _sigmoid_by_exp),
     "Slice": (
         data_movement.slice_by_split, data_movement.slice_by_gather, data_movement.slice_of_all_axes,

@@ -13,9 +13,7 @@ import onnx_ir as ir
 from rnn_lower.builder.graph_builder import GraphBuilder
 from rnn_lower.tune.batched_directions import batch_directions
 from rnn_lower.tune.empty_scan import guard_empty_scan
-from rnn_lower.tune.named_batch import name_batch
-from rnn_lower.tune.scan_step import last_operation_outside, product_per_activation
-from rnn_lower.tune.weights import weights_in_body
+from rnn_lower.tune.scan_step import last_operation_outside, name_batch, product_per_activation, weights_in_body
 
 Rewrite: TypeAlias = Callable[[GraphBuilder, Sequence[ir.Node]], dict[ir.Value, ir.Value]]
 """Rewrites the nodes of a builder; returns the new value for each replaced value."""

@@ -19,8 +19,7 @@ from rnn_lower.builder.constants import Constant
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand, declare, detach
 from rnn_lower.builder.versions import SLICE_TAKES_STEPS
 from rnn_lower.ir.traits import ELEMENTWISE
-from rnn_lower.tune.scan_step import as_value, dims_of, state_count
-from rnn_lower.tune.weights import is_short
+from rnn_lower.tune.scan_step import as_value, dims_of, is_short, state_count
 
 LARGEST_STATE = 64
 """The largest state (batch size * hidden size) for which one Scan was faster than two."""

