@@ -30,12 +30,10 @@ from rnn_lower.builder.versions import (
     BROADCASTS_BY_RULE,
     CAST_TAKES_ENUM,
     CLIP_TAKES_DOUBLE,
-    CONSTANT_TAKES_INTEGERS,
     MAX_BROADCASTS,
-    SHAPE_TAKES_RANGE,
-    SPLIT_TAKES_INTEGERS,
     exists,
     input_index,
+    takes_integers,
 )
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.walk import known_tensor, with_bodies
@@ -122,9 +120,9 @@ class GraphBuilder:
         """Return the graph of the nodes that this builder, of a body, has written."""
         return ir.Graph(inputs, outputs, nodes=self.nodes, name=self.names.unique(f"{self._scope}/{name}"))
 
-    def op(self, op_type: str, *inputs: Operand, name: str, **parameters: Any) -> ir.Value:
+    def op(self, op_type: str, *inputs: Operand, name: str = "", **parameters: Any) -> ir.Value:
         """Return the output of a new node. Parameters become attributes or inputs, depending on the opset."""
-        return self.op_multi(op_type, inputs, [name], **parameters)[0]
+        return self.op_multi(op_type, inputs, [name or op_type.lower()], **parameters)[0]
 
     def op_multi(
         self, op_type: str, inputs: Sequence[Operand], names: Sequence[str], **parameters: Any
@@ -187,7 +185,7 @@ class GraphBuilder:
     def _write_constant(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:
         """Write a Constant node with exactly this name, for graphs without initializers."""
         floats = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
-        if self.opset >= CONSTANT_TAKES_INTEGERS or tensor.dtype in floats:
+        if takes_integers("Constant", self.opset) or tensor.dtype in floats:
             value = ir.Value(name=name)
             self.append(ir.Node("", "Constant", (), (ir.AttrTensor("value", tensor),), outputs=(value,), name=name))
             return value
@@ -235,9 +233,6 @@ class GraphBuilder:
             return b.product(self, a, name)
         return None if a is None or b is None else self.op("MatMul", a, b, name=name)
 
-    def unary(self, op_type: str, x: Operand, name: str | None = None, **attributes: Any) -> ir.Value:
-        return self.op(op_type, x, name=name or op_type.lower(), **attributes)
-
     def clip(self, x: Operand, low: float, high: float, name: str = "clipped") -> Operand:
         """low <= x <= high, with low <= 0 <= high; emits both bounds, which every runtime supports."""
         double = self.dtype != ir.DataType.FLOAT and self.opset < CLIP_TAKES_DOUBLE
@@ -250,17 +245,17 @@ class GraphBuilder:
 
     def clip_by_reciprocal(self, x: Operand, low: float, high: float, name: str) -> Operand:
         """low <= x <= high with neither comparison nor Max."""
-        above = self._at_most(self.unary("Relu", x, "above_zero"), high)
-        below = self._at_most(self.unary("Relu", self.mul(x, self.scalar(-1.0), "minus"), "below_zero"), -low)
+        above = self._at_most(self.op("Relu", x, name="above_zero"), high)
+        below = self._at_most(self.op("Relu", self.mul(x, self.scalar(-1.0), "minus"), name="below_zero"), -low)
         return self.sub(above, below, name)
 
     def _at_most(self, x: Operand, limit: float) -> Operand:
         """min(x, limit) for x >= 0, as 1 / max(1 / x, 1 / limit); the subtraction in the Relu cannot round x away."""
         if limit == 0:
-            return self.unary("Relu", self.mul(x, self.scalar(-1.0)), "at_most")
+            return self.op("Relu", self.mul(x, self.scalar(-1.0)), name="at_most")
         inverse = 1.0 / limit
-        beyond = self.unary("Relu", self.add(self.unary("Reciprocal", x), self.scalar(-inverse)))
-        return self.unary("Reciprocal", self.add(beyond, self.scalar(inverse)), "at_most")
+        beyond = self.op("Relu", self.add(self.op("Reciprocal", x), self.scalar(-inverse)))
+        return self.op("Reciprocal", self.add(beyond, self.scalar(inverse)), name="at_most")
 
     def less(self, a: Operand, b: Operand, name: str = "less") -> ir.Value:
         if isinstance(a, Constant) and self.opset < BROADCASTS_BY_RULE:  # -b < -a: the constant must come second
@@ -328,10 +323,10 @@ class GraphBuilder:
 
     def size(self, x: Operand, axis: int, rank: int, name: str = "size") -> ir.Value:
         """Return the size of an axis of x, which has this rank, at run time: int64 [1]."""
-        if self.opset >= SHAPE_TAKES_RANGE:
+        if self.opset >= 15:  # the first one at which Shape has a range
             return self.op("Shape", x, name=name, start=axis, end=axis + 1)
         shape = self.op("Shape", x, name="shape")
-        if self.opset < SPLIT_TAKES_INTEGERS:
+        if not takes_integers("Split", self.opset):
             return self.op("Slice", shape, name=name, starts=[axis], ends=[axis + 1], axes=[0])
         sizes = self.split(shape, 0, [1] * rank, [f"size_{k}" for k in range(rank)])
         value = sizes[axis]

@@ -18,12 +18,12 @@ Equation: TypeAlias = Callable[[GraphBuilder, Operand, float, float], Operand]
 
 
 def _relu(b: GraphBuilder, x: Operand) -> Operand:
-    return b.unary("Relu", x)
+    return b.op("Relu", x)
 
 
 def _below_zero(b: GraphBuilder, x: Operand) -> Operand:
     """max(0, -x)"""
-    return b.unary("Relu", b.mul(x, b.scalar(-1.0), "minus_x"), "below_zero")
+    return b.op("Relu", b.mul(x, b.scalar(-1.0), "minus_x"), name="below_zero")
 
 
 def affine(b: GraphBuilder, x: Operand, alpha: float, beta: float) -> Operand:
@@ -46,7 +46,7 @@ def thresholded_relu(b: GraphBuilder, x: Operand, alpha: float, beta: float) -> 
 
 def scaled_tanh(b: GraphBuilder, x: Operand, alpha: float, beta: float) -> Operand:
     """alpha tanh(beta x)"""
-    return b.mul(b.unary("Tanh", b.mul(x, b.scalar(beta), "scaled")), b.scalar(alpha), "scaled_tanh")
+    return b.mul(b.op("Tanh", b.mul(x, b.scalar(beta), "scaled")), b.scalar(alpha), "scaled_tanh")
 
 
 def hard_sigmoid(b: GraphBuilder, x: Operand, alpha: float, beta: float) -> Operand:
@@ -56,19 +56,19 @@ def hard_sigmoid(b: GraphBuilder, x: Operand, alpha: float, beta: float) -> Oper
 
 def elu(b: GraphBuilder, x: Operand, alpha: float, beta: float) -> Operand:
     """x >= 0 ? x : alpha (e^x - 1)"""
-    low = b.unary("Exp", b.mul(_below_zero(b, x), b.scalar(-1.0), "min_x_0"))
+    low = b.op("Exp", b.mul(_below_zero(b, x), b.scalar(-1.0), "min_x_0"))
     return b.add(_relu(b, x), b.mul(b.add(low, b.scalar(-1.0)), b.scalar(alpha)), "elu")
 
 
 def softsign(b: GraphBuilder, x: Operand, alpha: float, beta: float) -> Operand:
     """x / (1 + |x|)"""
-    return b.div(x, b.add(b.unary("Abs", x), b.scalar(1.0)), "softsign")
+    return b.div(x, b.add(b.op("Abs", x), b.scalar(1.0)), "softsign")
 
 
 def softplus(b: GraphBuilder, x: Operand, alpha: float, beta: float) -> Operand:
     """log(1 + e^x) = max(0, x) + log(1 + e^-|x|), which does not overflow"""
-    small = b.unary("Exp", b.mul(b.unary("Abs", x), b.scalar(-1.0), "minus_abs"))
-    return b.add(_relu(b, x), b.unary("Log", b.add(small, b.scalar(1.0))), "softplus")
+    small = b.op("Exp", b.mul(b.op("Abs", x), b.scalar(-1.0), "minus_abs"))
+    return b.add(_relu(b, x), b.op("Log", b.add(small, b.scalar(1.0))), "softplus")
 
 
 EQUATIONS: Mapping[str, Equation] = {

@@ -30,23 +30,8 @@ CAST_TAKES_ENUM = 6
 CLIP_TAKES_DOUBLE = 12
 """In older opsets, onnxruntime's Clip supports float32 only."""
 
-CONSTANT_TAKES_INTEGERS = 9
-"""In older opsets, Constant supports floating-point numbers only."""
-
-LESS_TAKES_INTEGERS = 9
-"""In older opsets, Less supports floating-point numbers only."""
-
 MAX_BROADCASTS = 8
 """In older opsets, Max and Min need operands of equal shape, and onnxruntime supports only float32."""
-
-SLICE_TAKES_STEPS = 10
-"""From this opset on, Slice has an input for steps, which may be negative."""
-
-SPLIT_TAKES_INTEGERS = 2
-"""In older opsets, Split supports floating-point numbers only."""
-
-SHAPE_TAKES_RANGE = 15
-"""From this opset on, Shape has the attributes start and end."""
 
 EMITTED = (
     "Abs", "Add", "Cast", "Clip", "Concat", "Constant", "ConstantOfShape", "Conv", "Div", "DynamicQuantizeLinear",
@@ -69,6 +54,13 @@ def first_opset(op_type: str) -> int:
 def exists(op_type: str, opset: int) -> bool:
     """Whether the opset has the operator in an emitted version."""
     return first_opset(op_type) <= opset
+
+
+@functools.cache
+def takes_integers(op_type: str, opset: int) -> bool:
+    """Whether the version of an operator in an opset accepts INT64 tensors."""
+    schema = schema_of(op_type, opset)
+    return schema is not None and any("tensor(int64)" in kind.allowed_type_strs for kind in schema.type_constraints)
 
 
 def check_reviewed(opset: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import onnx_ir as ir
-from onnx_ir.passes.common import InlinePass, NameFixPass
+from onnx_ir.passes.common import InlinePass, NameFixPass, OutputFixPass
 
 from rnn_lower.errors import RnnLowerError, first_cause, one_line
 from rnn_lower.ir.walk import plain_imports, recurrent_nodes, with_bodies
@@ -29,8 +29,9 @@ def inline_functions(model: ir.Model, chosen: Collection[ir.OperatorIdentifier])
     inlined = _with_callers(model, chosen)
     try:
         _check_imports(model, inlined)
-        for identifier in inlined:
-            _own_outputs(model.functions[identifier])
+        functions = [model.functions[identifier] for identifier in inlined]
+        empty = ir.Graph((), (), nodes=())  # the pass would rename inputs of the model
+        OutputFixPass()(ir.Model(empty, ir_version=model.ir_version, functions=functions))
         InlinePass(lambda function: function.identifier() in inlined)(model)
         NameFixPass()(model)  # or a name in a body could hide the new one of what the body reads
     except MemoryError:
@@ -62,14 +63,3 @@ def _check_imports(model: ir.Model, identifiers: Collection[ir.OperatorIdentifie
                     f"{imports[domain]}; convert the function to opset {imports[domain]}"
                 )
                 raise RnnLowerError(text)
-
-
-def _own_outputs(function: ir.Function) -> None:
-    """Make the outputs of a function distinct and different from its inputs, because its caller renames them."""
-    seen_values = set(function.inputs)
-    for index, value in enumerate(function.outputs):
-        if value in seen_values:
-            name = f"{value.name}/as_output_{index}"
-            function.append(ir.Node("", "Identity", [value], name=name, outputs=[ir.Value(name=name, type=value.type)]))
-            function.outputs[index] = function[-1].outputs[0]
-        seen_values.add(function.outputs[index])

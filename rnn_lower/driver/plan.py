@@ -236,12 +236,11 @@ class Plan:
             if is_new:
                 self._check_import(site, called or nodes)
                 self._spend(count_nodes(called or nodes))
-        except UnmetRequirementError as error:
-            raise UnmetRequirementError(f"{node.describe()}: {error}", error.requirements) from None
         except UnsupportedOpError as error:
             raise self._unsupported(site, error) from None
         except UnsupportedError as error:
-            raise UnsupportedError(f"{node.describe()}: {error}") from None
+            error.args = (f"{node.describe()}: {error}",)
+            raise
         for name, new in outputs.items():
             old = node.outputs[name]
             new.doc_string = old.doc_string

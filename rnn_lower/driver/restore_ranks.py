@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.builder.names import Names
-from rnn_lower.builder.versions import CONSTANT_TAKES_INTEGERS
+from rnn_lower.builder.versions import takes_integers
 from rnn_lower.ir.walk import Scope
 from rnn_lower.lowering.node import RecurrentNode
 
@@ -31,7 +31,7 @@ def with_ranks(
 
     def result(name: str, new: ir.Value) -> ir.Value:
         old, sizes = node.outputs[name], node.known_shape(name)
-        if scope.in_function and scope.opset >= CONSTANT_TAKES_INTEGERS:  # from when there are bodies of a Scan, too
+        if scope.in_function and takes_integers("Constant", scope.opset):  # from when there are bodies of a Scan, too
             same = ir.AttrTensor("value", ir.tensor(np.zeros(len(sizes), np.int64)))  # 0 keeps the size at its axis
             shape = emit(f"{name}/same_sizes", "Constant", value=same)
             return emit(f"{name}/of_known_rank", "Reshape", new, shape)

@@ -194,14 +194,14 @@ def _cast_of_less(b: PatternBuilder, call: Call) -> Results:
 def _sigmoid_by_tanh(b: PatternBuilder, call: Call) -> Results:
     """(tanh(x / 2) + 1) / 2; rounds to the last place of 1."""
     half = b.scalar(0.5)
-    bent = b.mul(b.unary("Tanh", b.mul(call.x, half, "half")), half, "bent")
+    bent = b.mul(b.op("Tanh", b.mul(call.x, half, "half")), half, "bent")
     return [b.add(bent, half, call.name)]
 
 
 def _tanh_by_sigmoid(b: PatternBuilder, call: Call) -> Results:
     """2 sigmoid(2 x) - 1; rounds to the last place of 1."""
     two = b.scalar(2.0)
-    bent = b.mul(b.unary("Sigmoid", b.mul(call.x, two, "twice")), two, "bent")
+    bent = b.mul(b.op("Sigmoid", b.mul(call.x, two, "twice")), two, "bent")
     return [b.add(bent, b.scalar(-1.0), call.name)]
 
 

@@ -59,7 +59,7 @@ class Cell:
 def activate(b: GraphBuilder, activation: Activation, x: Operand, name: str) -> Operand:
     """Apply the activation: as an operator, or by its equation if the opset or the element type lacks the operator."""
     if activation.name in ("Sigmoid", "Tanh", "Relu"):
-        return b.unary(activation.name, x, name)
+        return b.op(activation.name, x, name=name)
     alpha, beta = activation.alpha or 0.0, activation.beta or 0.0
     with b.scope(name):
         if activation.name in ("Affine", "ScaledTanh"):
@@ -68,7 +68,7 @@ def activate(b: GraphBuilder, activation: Activation, x: Operand, name: str) -> 
         if b.dtype != ir.DataType.FLOAT or not exists(activation.name, b.opset):
             return EQUATIONS[activation.name](b, x, alpha, beta)
     parameters = {"alpha": activation.alpha, "beta": activation.beta}
-    return b.unary(activation.name, x, name, **{key: value for key, value in parameters.items() if value is not None})
+    return b.op(activation.name, x, name=name, **{key: value for key, value in parameters.items() if value is not None})
 
 
 def rnn_cell(b: GraphBuilder, cell: Cell, x: Operand, h: Operand) -> State:

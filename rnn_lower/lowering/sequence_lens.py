@@ -18,7 +18,7 @@ import onnx_ir as ir
 from rnn_lower.builder.constant_operands import operand_of
 from rnn_lower.builder.constants import Constant, constant, filled, fold
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand
-from rnn_lower.builder.versions import BROADCASTS_BY_RULE, LESS_TAKES_INTEGERS, exists
+from rnn_lower.builder.versions import BROADCASTS_BY_RULE, exists, takes_integers
 from rnn_lower.lowering.cells import State
 from rnn_lower.lowering.forms import Extent, ScanInput, Step
 from rnn_lower.lowering.node import RecurrentNode
@@ -83,7 +83,7 @@ def read_masking(b: GraphBuilder, node: RecurrentNode, extent: Extent, form: str
 
         axes: the axes that `unsqueeze` adds to times.
         """
-        if b.opset < LESS_TAKES_INTEGERS:
+        if not takes_integers("Less", b.opset):
             return _mask_of_numbers(b, times, lengths, rank, columns)
         column = b.unsqueeze(lengths, [1], "lengths_column")
         steps = b.cast(times, INT64, INT32, "positions_int32")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -59,22 +58,12 @@ class Key:
     required: bool = False
 
 
-@functools.cache
-def _operators() -> frozenset[str]:
-    """Return the operators of the default domain in the installed onnx."""
-    return frozenset(schema.name for schema in onnx.defs.get_all_schemas_with_history() if schema.domain == "")
-
-
 def _is_operator(value: Any) -> bool:
-    return isinstance(value, str) and value in _operators()
+    return isinstance(value, str) and bool(onnx.defs.has(value))
 
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
-
-
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
 
 
 def _is_whole(value: Any) -> bool:
@@ -124,7 +113,7 @@ def _measured(value: Any) -> dict[str, Measured] | None:
     )
 
 
-_FLAG = Key(_is_flag, "true or false")
+_FLAG = Key(lambda value: isinstance(value, bool), "true or false")
 _OPERATORS = Key(_list_of(_is_operator), "a list of names of ONNX operators", frozenset)
 
 LIMITS: dict[str, Key] = {

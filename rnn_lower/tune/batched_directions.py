@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from rnn_lower.builder.constants import Constant
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand, declare, detach
-from rnn_lower.builder.versions import SLICE_TAKES_STEPS
+from rnn_lower.builder.versions import input_index
 from rnn_lower.ir.traits import ELEMENTWISE
 from rnn_lower.tune.scan_step import as_value, dims_of, is_short, state_count
 
@@ -31,7 +31,8 @@ USUAL_ROWS = 2
 def batch_directions(b: GraphBuilder, nodes: Sequence[ir.Node]) -> dict[ir.Value, ir.Value]:
     """Replace the Scans of both directions of a node by one, if they differ only in their weights."""
     scans = [node for node in nodes if node.op_type == "Scan"]
-    if len(scans) != 2 or b.opset < SLICE_TAKES_STEPS or is_short(scans[0]) or not _is_small(scans[0]):
+    has_steps = input_index("Slice", b.opset, "steps") is not None
+    if len(scans) != 2 or not has_steps or is_short(scans[0]) or not _is_small(scans[0]):
         return {}
     pairs = list(zip(scans[0].outputs, scans[1].outputs, strict=False))
     joined = [_joining_concat(*pair) for pair in pairs]

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from rnn_lower.builder.constants import constant
 from rnn_lower.builder.graph_builder import INT64, GraphBuilder, Operand
-from rnn_lower.builder.versions import LESS_TAKES_INTEGERS
+from rnn_lower.builder.versions import takes_integers
 from rnn_lower.tune.scan_step import is_short, state_count
 
 
@@ -23,7 +23,7 @@ def guard_empty_scan(b: GraphBuilder, nodes: Sequence[ir.Node]) -> dict[ir.Value
     """Wrap each Scan of unknown length in an If; zeros and sizes are computed once, outside."""
     replaced: dict[ir.Value, ir.Value] = {}
     for scan in nodes:
-        if scan.op_type == "Scan" and b.opset >= LESS_TAKES_INTEGERS and not is_short(scan):
+        if scan.op_type == "Scan" and takes_integers("Less", b.opset) and not is_short(scan):
             replaced.update(_guard(b, scan))
     return replaced
 
