@@ -328,17 +328,11 @@ class GraphBuilder:
         shape = self.op("Shape", x, name="shape")
         if not takes_integers("Split", self.opset):
             return self.op("Slice", shape, name=name, starts=[axis], ends=[axis + 1], axes=[0])
-        sizes = self.split(shape, 0, [1] * rank, [f"size_{k}" for k in range(rank)])
-        value = sizes[axis]
-        assert isinstance(value, ir.Value)
-        return value
+        return as_value(self.split(shape, 0, [1] * rank, [f"size_{k}" for k in range(rank)])[axis])
 
     def shape_vector(self, sizes: Sequence[Size]) -> Operand:
         """Return sizes as one int64 vector."""
-        parts: list[Operand] = []
-        for size in sizes:
-            parts.append(constant([size], INT64) if isinstance(size, int) else size)
-        return self.concat(parts, 0, "shape")
+        return self.concat([constant([size], INT64) if isinstance(size, int) else size for size in sizes], 0, "shape")
 
     def as_scalar(self, size: Size) -> Operand:
         """Return a size as int64 scalar."""
@@ -418,6 +412,12 @@ def _positions(length: int) -> np.ndarray:
             f"{LARGE} are allowed; declare the sequence length as a symbolic dimension"
         )
     return np.arange(length)
+
+
+def as_value(operand: Operand) -> ir.Value:
+    """Return an operand that is known to be a value."""
+    assert isinstance(operand, ir.Value)
+    return operand
 
 
 def declare(operand: Operand, dtype: ir.DataType, shape: Sequence[int | str | None]) -> None:

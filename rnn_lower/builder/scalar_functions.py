@@ -17,10 +17,6 @@ from rnn_lower.builder.versions import exists
 Equation: TypeAlias = Callable[[GraphBuilder, Operand, float, float], Operand]
 
 
-def _relu(b: GraphBuilder, x: Operand) -> Operand:
-    return b.op("Relu", x)
-
-
 def _below_zero(b: GraphBuilder, x: Operand) -> Operand:
     """max(0, -x)"""
     return b.op("Relu", b.mul(x, b.scalar(-1.0), "minus_x"), name="below_zero")
@@ -33,7 +29,7 @@ def affine(b: GraphBuilder, x: Operand, alpha: float, beta: float) -> Operand:
 
 def leaky_relu(b: GraphBuilder, x: Operand, alpha: float, beta: float) -> Operand:
     """x >= 0 ? x : alpha x"""
-    return b.sub(_relu(b, x), b.mul(_below_zero(b, x), b.scalar(alpha)), "leaky_relu")
+    return b.sub(b.op("Relu", x), b.mul(_below_zero(b, x), b.scalar(alpha)), "leaky_relu")
 
 
 def thresholded_relu(b: GraphBuilder, x: Operand, alpha: float, beta: float) -> Operand:
@@ -57,7 +53,7 @@ def hard_sigmoid(b: GraphBuilder, x: Operand, alpha: float, beta: float) -> Oper
 def elu(b: GraphBuilder, x: Operand, alpha: float, beta: float) -> Operand:
     """x >= 0 ? x : alpha (e^x - 1)"""
     low = b.op("Exp", b.mul(_below_zero(b, x), b.scalar(-1.0), "min_x_0"))
-    return b.add(_relu(b, x), b.mul(b.add(low, b.scalar(-1.0)), b.scalar(alpha)), "elu")
+    return b.add(b.op("Relu", x), b.mul(b.add(low, b.scalar(-1.0)), b.scalar(alpha)), "elu")
 
 
 def softsign(b: GraphBuilder, x: Operand, alpha: float, beta: float) -> Operand:
@@ -68,7 +64,7 @@ def softsign(b: GraphBuilder, x: Operand, alpha: float, beta: float) -> Operand:
 def softplus(b: GraphBuilder, x: Operand, alpha: float, beta: float) -> Operand:
     """log(1 + e^x) = max(0, x) + log(1 + e^-|x|), which does not overflow"""
     small = b.op("Exp", b.mul(b.op("Abs", x), b.scalar(-1.0), "minus_abs"))
-    return b.add(_relu(b, x), b.op("Log", b.add(small, b.scalar(1.0))), "softplus")
+    return b.add(b.op("Relu", x), b.op("Log", b.add(small, b.scalar(1.0))), "softplus")
 
 
 EQUATIONS: Mapping[str, Equation] = {

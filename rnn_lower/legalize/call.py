@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand
 from rnn_lower.builder.tensor_info import UNKNOWN, TensorInfo
-from rnn_lower.builder.versions import exists, input_names
+from rnn_lower.builder.versions import input_names
 from rnn_lower.errors import UnsupportedOpError
 from rnn_lower.ir.walk import NODE_MARK, known_tensor
 from rnn_lower.legalize.conformance import ConstraintChecker
@@ -57,10 +57,6 @@ class PatternBuilder(GraphBuilder):
     def is_float(self, operand: Operand) -> bool:
         return self.info(operand).dtype == self.dtype
 
-    def supports(self, op_type: str) -> bool:
-        """Whether the opset has the operator and the target lists it."""
-        return exists(op_type, self.opset) and self.checker.constraints.listed(op_type)
-
     def limits_ranks(self, *op_types: str) -> bool:
         """Whether the target limits the ranks of one of the operators."""
         return any("ranks" in self.checker.constraints.limits.get(op_type, {}) for op_type in op_types)
@@ -75,22 +71,20 @@ class PatternBuilder(GraphBuilder):
             value = super()._write_constant(tensor, name)
         finally:
             self.nodes = nodes
-        node = value.producer()
-        rule = None if node is None else self.checker.violation(node)
-        if rule is not None:
-            raise UnsupportedOpError("Cast", rule)
-        return value
+        return self._supported("Cast", value)
 
     def op_direct(self, op_type: str, *inputs: Operand, name: str, **parameters: Any) -> ir.Value:
         """Emit this operator without legalization. Raises UnsupportedOpError if the target does not support it."""
-        if not self.supports(op_type):
+        if not self.checker.constraints.listed(op_type):
             raise UnsupportedOpError(op_type, "the target file does not list this operator as supported")
-        result = self.op(op_type, *inputs, name=name, **parameters)
-        node = result.producer()
+        return self._supported(op_type, self.op(op_type, *inputs, name=name, **parameters))
+
+    def _supported(self, op_type: str, value: ir.Value) -> ir.Value:
+        node = value.producer()
         rule = None if node is None else self.checker.violation(node)
         if rule is not None:
             raise UnsupportedOpError(op_type, rule)
-        return result
+        return value
 
     def reshape(self, x: Operand, shape: Sequence[int], name: str = "reshaped") -> Operand:
         """Return x in a static shape; if x is itself a reshape of a static shape, reshape its input instead."""

@@ -146,7 +146,7 @@ class _Legalizer:
         call = call_of(node, b, view.outputs)
         key = (
             node.op_type, tuple(None if x is None else b.info(x) for x in call.inputs), len(call.names), call.computed,
-            repr(sorted(_plain(call))),
+            repr(sorted((name, repr(x)) for name, x in call.parameters.items() if not isinstance(x, ir.Graph))),
         )  # fmt: skip
         if key not in path and [step[0] for step in path].count(node.op_type) < 2:
             known = self._patterns.get(key)
@@ -263,7 +263,3 @@ def drop_unread(nodes: Sequence[ir.Node], results: Sequence[ir.Value]) -> list[i
         else:
             detach([node])
     return read[::-1]
-
-
-def _plain(call: Call) -> list[tuple[str, str]]:
-    return [(name, repr(value)) for name, value in call.parameters.items() if not isinstance(value, ir.Graph)]

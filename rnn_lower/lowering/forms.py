@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from rnn_lower.builder.constants import Constant, constant
-from rnn_lower.builder.graph_builder import INT64, GraphBuilder, Operand, Size, declare
+from rnn_lower.builder.graph_builder import INT64, GraphBuilder, Operand, Size, as_value, declare
 from rnn_lower.errors import Requirement, UnmetRequirementError
 from rnn_lower.lowering.cells import State
 
@@ -220,9 +220,8 @@ def _run(
 
 
 def _declared(value: Operand, body: GraphBuilder, shape: Sequence[int | None]) -> ir.Value:
-    assert isinstance(value, ir.Value)
     declare(value, body.dtype, shape)
-    return value
+    return as_value(value)
 
 
 def _emit(

@@ -18,20 +18,18 @@ from rnn_lower.builder.versions import BROADCASTS_BY_RULE
 from rnn_lower.lowering.cells import PRODUCTS, Cell
 from rnn_lower.lowering.forms import Extent, Recurrence, Result, ScanInput, carry
 from rnn_lower.lowering.node import RecurrentNode
-from rnn_lower.lowering.sequence_lens import is_whole
 
 LARGEST = 64
 """The largest hidden size for which one loop (64 steps, batch size 1) was faster than two (docs/speed.md)."""
 
 
 def can_fuse(node: RecurrentNode, opset: int) -> bool:
-    """Whether both directions can share one cell: equal except for the weights, small, and as long as X."""
+    """Whether both directions of a node without masks can share one cell: equal except for the weights, and small."""
     return (
         node.num_directions == 2
         and node.activations[0] == node.activations[1]
         and node.hidden_size <= LARGEST
         and node.static_length != 0
-        and is_whole(node)
         and opset >= BROADCASTS_BY_RULE
     )
 

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from rnn_lower.builder.constant_operands import operand_of
 from rnn_lower.builder.constants import Constant, ConstantPool, filled, fold
-from rnn_lower.builder.graph_builder import Factor, GraphBuilder, Operand, declare
+from rnn_lower.builder.graph_builder import Factor, GraphBuilder, Operand, as_value, declare
 from rnn_lower.builder.names import Names
 from rnn_lower.builder.versions import BROADCASTS_BY_RULE
 from rnn_lower.lowering.cells import PRODUCTS, Cell
@@ -295,8 +295,7 @@ def own_values(b: GraphBuilder, outputs: Mapping[str, Operand]) -> dict[str, ir.
     for name, operand in outputs.items():
         is_new = isinstance(operand, ir.Value) and any(node is operand.producer() for node in reversed(b.nodes))
         if is_new and operand not in own.values():
-            assert isinstance(operand, ir.Value)
-            own[name] = operand
+            own[name] = as_value(operand)
         else:
             own[name] = b.op("Identity", operand, name=name)
     return own

@@ -137,11 +137,6 @@ class RecurrentNode:
         sizes = ((factor, getattr(self, size)) for factor, size in axes_of(name, self.operator.gates, self.layout))
         return [factor * size if isinstance(size, int) else None for factor, size in sizes]
 
-    def format_size(self, size: str) -> str:
-        """Return the size "seq_length" or "batch_size" for messages; symbols are quoted."""
-        dim = getattr(self, size)
-        return "unknown" if dim is None else repr(dim)
-
     @property
     def origin(self) -> dict[str, str]:
         """The metadata by which emitted nodes refer to this node."""

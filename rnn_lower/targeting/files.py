@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -256,12 +257,10 @@ class _Files(Mapping[str, Target]):
 
     def __init__(self, folder: Path) -> None:
         self._paths = {path.stem: path for path in sorted(folder.glob("*.toml"))}
-        self._read: dict[str, Target] = {}
+        self._read = functools.cache(load_target)
 
     def __getitem__(self, name: str) -> Target:
-        if name not in self._read:
-            self._read[name] = load_target(self._paths[name])
-        return self._read[name]
+        return self._read(self._paths[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._paths)

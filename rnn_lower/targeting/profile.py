@@ -170,12 +170,8 @@ class Target:
             forms = tuple(name for name in self.forms if name != "scan")
             requirements.append(Requirement(what, forms=forms, opsets=(since, last)))
         if form == "unroll" and node.static_length is None:
-            what = (
-                "form unroll needs a known sequence length, but the sequence length of this node is "
-                f"{node.format_size('seq_length')}"
-            )
             forms = tuple(name for name in possible if name != form)
-            requirements.append(Requirement(what, forms=forms, sizes=("seq_length",)))
+            requirements.append(_needs("form unroll", node, "seq_length", forms))
         if not first <= opset <= last:
             what = f"{text} supports opsets {first} to {last}, but the model has opset {opset}"
             requirements.append(Requirement(what, opsets=self.opsets))
@@ -185,16 +181,9 @@ class Target:
             what = f"{text} does not support a Scan whose weights are computed or cast outside of its body"
             requirements.append(Requirement(what, forms=possible))
         if self.constraints.static and node.static_length is None:
-            what = (
-                f"{text} needs a known sequence length, but the sequence length of this node is "
-                f"{node.format_size('seq_length')}"
-            )
-            requirements.append(Requirement(what, sizes=("seq_length",)))
+            requirements.append(_needs(text, node, "seq_length"))
         if self._known_batch and node.static_batch is None:
-            what = (
-                f"{text} needs a known batch size, but the batch size of this node is {node.format_size('batch_size')}"
-            )
-            requirements.append(Requirement(what, sizes=("batch_size",)))
+            requirements.append(_needs(text, node, "batch_size"))
         elif self.single_batch and node.static_batch != 1:
             what = f"{text} supports only a batch size of 1, not {node.static_batch}"
             requirements.append(Requirement(what, export="with a batch size of 1 or a symbolic batch size"))
@@ -214,6 +203,13 @@ class Target:
         if self.slow is not None:
             message += f"; in a test, {self.name} took {self.slow[1]:g} s to load an LSTM unrolled to 400 steps"
         return f"{message}; shorten the sequence{', or use --form scan' if 'scan' in self.forms else ''}"
+
+
+def _needs(who: str, node: RecurrentNode, size: str, forms: tuple[str, ...] = ()) -> Requirement:
+    """The unmet requirement that "seq_length" or "batch_size" is known."""
+    noun, found = {"seq_length": "sequence length", "batch_size": "batch size"}[size], getattr(node, size)
+    is_ = "unknown" if found is None else repr(found)
+    return Requirement(f"{who} needs a known {noun}, but the {noun} of this node is {is_}", forms=forms, sizes=(size,))
 
 
 def _captures(node: RecurrentNode) -> bool:

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from rnn_lower.builder.constants import Constant
-from rnn_lower.builder.graph_builder import GraphBuilder, Operand, declare, detach
+from rnn_lower.builder.graph_builder import GraphBuilder, Operand, as_value, declare, detach
 from rnn_lower.builder.versions import input_index
 from rnn_lower.ir.traits import ELEMENTWISE
-from rnn_lower.tune.scan_step import as_value, dims_of, is_short, state_count
+from rnn_lower.tune.scan_step import dims_of, is_short, state_count
 
 LARGEST_STATE = 64
 """The largest state (batch size * hidden size) for which one Scan was faster than two."""

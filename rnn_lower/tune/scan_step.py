@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import onnx_ir as ir
 
 from rnn_lower.builder.constants import Constant
-from rnn_lower.builder.graph_builder import GraphBuilder, Operand, declare, detach
+from rnn_lower.builder.graph_builder import GraphBuilder, as_value, declare, detach
 from rnn_lower.ir.walk import known_tensor
 
 SHORT = 5
@@ -200,9 +200,3 @@ def dims_of(value: ir.Value) -> list[int | str | None]:
     """Return the declared sizes of a value: numbers, names, or None."""
     dims = value.shape or ()
     return [dim if isinstance(dim, int) else dim.value for dim in dims]
-
-
-def as_value(operand: Operand) -> ir.Value:
-    """Return an operand that is known to be a value."""
-    assert isinstance(operand, ir.Value)
-    return operand
