@@ -81,11 +81,6 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
     chosen = Options(**options)
     held = model if isinstance(model, ir.Model) else getattr(model, "model", None)  # an ONNXProgram has one
     if isinstance(held, ir.Model):
-        if chosen.raise_loops:
-            raise RnnLowerError(
-                "the option raise_loops needs an onnx.ModelProto or a file, not an onnx_ir.Model; call "
-                "the function rnn_lower.raise_loops on the model before lowering it"
-            )
         lower_in_place(held, chosen)
         return model  # type: ignore[return-value]
     if isinstance(model, onnx.ModelProto):

@@ -73,11 +73,8 @@ class Calls:
         if not self._functions:
             return
         if self._model.ir_version < IR_VERSION:
-            logger.info(
-                "raised the IR version from %d to %d, the first version that allows functions in a model",
-                self._model.ir_version,
-                IR_VERSION,
-            )
+            text = "raised the IR version from %d to %d, the first version that allows functions in a model"
+            logger.info(text, self._model.ir_version, IR_VERSION)
             raise_ir_version(self._model, IR_VERSION)
         for function in self._functions.values():
             self._model.functions[function.identifier()] = function

@@ -74,11 +74,6 @@ class LowerRecurrentPass(ir.passes.InPlacePass):
         super().__init__()
         self.options = Options(**options)
         find_target(self.options.target)
-        if self.options.raise_loops:
-            raise UnsupportedError(
-                "a pass cannot replace loops with recurrent nodes; use `lower` or `lower_file`, or call "
-                "`raise_loops` on the model first"
-            )
         self.records: list[Record] = []
 
     @public
@@ -114,11 +109,6 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
 
     Folding and unrolling the model's own loops change all of a model, so they come first.
     """
-    if options.raise_loops:
-        raise UnsupportedError(
-            "only `lower` and `lower_file` can replace loops with recurrent nodes; call "
-            "`raise_loops` on the model first"
-        )
     if not any(_folds_and_unrolls(document.model, options)):
         return document, options
     requested = options.fold or options.loops

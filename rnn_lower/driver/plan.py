@@ -5,19 +5,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
 from rnn_lower.builder.constant_operands import known
 from rnn_lower.builder.constants import ModelConstants
-from rnn_lower.builder.graph_builder import GraphBuilder
+from rnn_lower.builder.graph_builder import GraphBuilder, as_value
 from rnn_lower.builder.names import Names
 from rnn_lower.builder.tensor_info import TensorInfo, info_of
-from rnn_lower.builder.versions import check_reviewed, same_signature
+from rnn_lower.builder.versions import check_reviewed, exists, same_signature
 from rnn_lower.driver.function_calls import Calls, check_target
-from rnn_lower.driver.restore_ranks import with_ranks
 from rnn_lower.errors import (
     InvalidNodeError,
     Requirement,
@@ -95,6 +94,9 @@ class Plan:
     """
 
     def __init__(self, model: ir.Model, options: Options, shape_info: ShapeInfo | None = None) -> None:
+        if options.raise_loops:
+            what = "only `lower` and `lower_file` of a file or an onnx.ModelProto replace loops with recurrent nodes"
+            raise UnsupportedError(f"{what}; call `raise_loops` on the model first")
         self._model, self._options = model, options
         self._target = find_target(options.target)
         self._left = options.max_nodes
@@ -134,11 +136,8 @@ class Plan:
             logger.debug("%s: form %s, %d nodes of opset %d", message, new.site.form, new.count, opset)
         for site in self.sites:
             if self._options.keep_native:
-                logger.info(
-                    "%s: not kept as a native node: %s",
-                    site.node.describe(),
-                    self._target.verdict(site.node).why,
-                )
+                why = self._target.verdict(site.node).why
+                logger.info("%s: not kept as a native node: %s", site.node.describe(), why)
             for note in site.node.notes:
                 logger.info("%s: %s", site.node.describe(), note)
         return replacements
@@ -230,7 +229,7 @@ class Plan:
             if as_function and node.outputs:
                 call, called, is_new = self._calls.call(node, site.scope, site.form, max(0, self._left), self._legal)
                 nodes, results = [call], dict(zip(node.outputs, call.outputs, strict=True))
-                outputs = with_ranks(nodes, results, node, site.scope, self._names)
+                outputs = self._with_ranks(site, nodes, results)
             else:
                 nodes, outputs = self._lowered(site)
             if is_new:
@@ -252,7 +251,7 @@ class Plan:
     def _lowered(self, site: Site) -> tuple[list[ir.Node], dict[str, ir.Value]]:
         """The nodes that replace a node, and its outputs by name: canonical, tuned, legalized, checked."""
         node, scope, target = site.node, site.scope, self._target
-        b = builder_of(node, scope.opset, self._names, self._constants.pool(scope), max(0, self._left))
+        b = self._builder(site)
         if node.is_quantized and not self._options.dequantize:
             outputs = lower_quantized(node, b, site.form)
         else:
@@ -261,10 +260,35 @@ class Plan:
         results = tune(b, rewrites, [*outputs.values()])
         nodes = drop_unread(b.nodes, results)
         if site.form == "loop":
-            outputs = with_ranks(nodes, dict(zip(outputs, results, strict=True)), node, scope, self._names)
+            outputs = self._with_ranks(site, nodes, dict(zip(outputs, results, strict=True)))
             results = [*outputs.values()]
         nodes, results = self._legal(node, b, nodes, results)
         return nodes, dict(zip(outputs, results, strict=True))
+
+    def _builder(self, site: Site) -> GraphBuilder:
+        pool = self._constants.pool(site.scope)
+        return builder_of(site.node, site.scope.opset, self._names, pool, max(0, self._left))
+
+    def _with_ranks(self, site: Site, emitted: list[ir.Node], results: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
+        """The results by name, with ranks and sizes that inference does not find, such as those of a Loop or a call.
+
+        onnxruntime takes no body of a Scan that gives something of unknown rank, and what a Loop of no trips gives has
+        the shape that was inferred. A function declares no shapes, and may be called in such a body; there a Reshape
+        to the same sizes tells the rank. The nodes needed for this are added to `emitted`.
+        """
+        node, scope, b, values = site.node, site.scope, self._builder(site), {}
+        for name, new in results.items():
+            old, sizes, new_name = node.outputs[name], node.known_shape(name), f"{name}/of_known_rank"
+            values[name] = new
+            if scope.in_function and exists("Scan", scope.opset):
+                values[name] = as_value(b.reshape(new, [0] * len(sizes), new_name))  # 0 keeps the size at its axis
+            elif old.shape is None:
+                new.type, new.shape = ir.TensorType(node.dtype), ir.Shape(sizes)
+                inside = scope.graph is not scope.root or bool(old.uses())
+                if old.is_graph_output() and inside and not scope.in_function:  # which is declared without a shape
+                    values[name] = b.op("Identity", new, name=new_name)
+        emitted += b.nodes
+        return values
 
     def _spend(self, count: int) -> None:
         """Raise UnmetRequirementError if the number of emitted nodes exceeds the limit."""
