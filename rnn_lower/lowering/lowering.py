@@ -49,7 +49,7 @@ def lower_node(node: RecurrentNode, b: GraphBuilder, form: str, fuse_directions:
         return {}
     if node.batch_size == 0 and (node.static_length is not None or "Y" not in node.outputs):
         # An empty batch needs no computation, and some runtimes fail on it.
-        return own_values(b, {name: _empty(node, name) for name in node.outputs})
+        return own_values(b, {name: _zeros(node, name) for name in node.outputs})
     x, extent = read_sequence(b, node)
     masking = read_masking(b, node, extent, form)
     recurrences = [_direction(b, node, form, x, extent, masking, k) for k in range(node.num_directions)]
@@ -155,13 +155,10 @@ def _weight(b: GraphBuilder, node: RecurrentNode, name: str, k: int) -> Operand:
     """Return W, R, B or P of direction k in the model's element type, without the num_directions axis."""
     if name not in node.inputs:
         return None
-    operand, gates, H = operand_of(node.inputs[name]), node.operator.gates * node.hidden_size, node.hidden_size
-    shapes: dict[str, list[int | str | None]]
-    shapes = {"W": [gates, node.input_size], "R": [gates, H], "B": [2 * gates], "P": [3 * H]}
-    picked = _of_direction(b, operand, node.num_directions, k, 0, name)
+    picked = _of_direction(b, operand_of(node.inputs[name]), node.num_directions, k, 0, name)
     # Declare the sizes: at opset 10, shape inference gives every part of a split axis the same symbolic size, and
     # onnxruntime then assigns all parts one buffer.
-    declare(picked, node.dtype, shapes[name])
+    declare(picked, node.dtype, node.known_shape(name)[1:])
     return picked
 
 
@@ -269,8 +266,8 @@ def outputs_of(
             if masking is not None and b.opset >= BROADCASTS_BY_RULE:  # zero after the end of a row
                 value = select(b, masking.of_y(), value, None, "Y_valid")
             if value is None:  # all rows are empty
-                sizes = (node.static_length or 0, node.num_directions, node.static_batch or 0, node.hidden_size)
-                value = filled(0.0, sizes, b.dtype)
+                outputs[name] = _zeros(node, name)
+                continue
         else:
             index = node.operator.states.index(name[2:])
             finals = [b.unsqueeze(final[index], [0], f"{name}_direction") for final, _ in results]
@@ -281,12 +278,9 @@ def outputs_of(
     return outputs
 
 
-def _empty(node: RecurrentNode, name: str) -> Constant:
-    """Return an output with no rows; its other sizes are static, or irrelevant because no element exists."""
-    D, H = node.num_directions, node.hidden_size
-    time = (node.static_length or 0,) if name == "Y" else ()
-    shape = (0, *time, D, H) if node.layout else (*time, D, 0, H)
-    return filled(0.0, shape, node.dtype)
+def _zeros(node: RecurrentNode, name: str) -> Constant:
+    """Return an output of zeros; a size that is unknown is irrelevant, because no element exists."""
+    return filled(0.0, tuple(size or 0 for size in node.known_shape(name)), node.dtype)
 
 
 def own_values(b: GraphBuilder, outputs: Mapping[str, Operand]) -> dict[str, ir.Value]:
