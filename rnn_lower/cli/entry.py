@@ -83,6 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     finally:
         notes.buffer.clear()
+        logging.basicConfig(handlers=[], force=True)  # removes ours, which write to the stderr of this call
         COMMAND_LINE.reset(token)
 
 
