@@ -388,9 +388,11 @@ def compare_whole(
 
     (whole, _), reports = files.open_model(model), list[Any]()
     if check:
-        arguments = (whole, result.source, result.source.proto, result.plan, runs, seed, rtol, atol)
+        arguments = (whole, result.source, result.source.proto, result.plan, runs, seed, rtol, atol, True)
         reports.append(subprocess_run.run_guarded(model, None, checking.check_streaming, *arguments))
-    return reports + ([proof.prove_streaming(whole, result.source, result.plan, seed=seed)] if prove else [])
+    if prove:
+        reports.append(proof.prove_streaming(whole, result.source, result.plan, seed=seed, whole_is_new=True))
+    return reports
 
 
 @public

@@ -6,12 +6,13 @@ from typing import Any
 
 from rnn_lower.checking.checker import ModelPair, OriginalFails
 from rnn_lower.checking.compare import Comparison
+from rnn_lower.checking.runners import ORT
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving import prover
 from rnn_lower.proving.report import CheckReport
-from rnn_lower.streaming.chunked_runs import CALLS, ChunkedRuns
+from rnn_lower.streaming.chunked_runs import CALLS, LONG, ChunkedRuns
 from rnn_lower.streaming.plan import Plan
 from rnn_lower.streaming.session import StreamingSession
 from rnn_lower.validation import check_numbers
@@ -24,12 +25,15 @@ PROOF_SECONDS = 5.0
 
 
 def check_streaming(
-    original: Document, fused: Document, model: Any, plan: Plan, runs: int, seed: int, rtol: float, atol: float
+    original: Document, fused: Document, model: Any, plan: Plan, runs: int, seed: int, rtol: float, atol: float,
+    whole_is_new: bool = False,
 ) -> CheckReport:  # fmt: skip
     """Compare whole runs of the original with runs of its streaming model in chunks of random length.
 
     fused: the streaming model before lowering; a short proof compares its nodes with the lowered ones.
-    Raises RnnLowerError if the original does not run with any sampled inputs.
+    whole_is_new: whether `original` was made from the streaming model, by `unstream`.
+
+    Raises RnnLowerError if the original does not run with sampled inputs, or if onnxruntime loads only the old model.
     """
     check_numbers(seed=seed, runs=runs, rtol=rtol, atol=atol)
     if plan.left:
@@ -42,14 +46,20 @@ def check_streaming(
     comparison, chunked = Comparison(rtol, atol), ChunkedRuns(original, document, plan, seed)
     for index in range(runs):
         if plan.inputs:
-            _compare_chunks(chunked, index, judge, runner, comparison)
+            steps = max(LENGTHS[index % len(LENGTHS)], chunked.remembered + index)
+            _compare_chunks(chunked, index, steps, judge, runner, comparison)
         else:
-            _compare_calls(chunked, index, judge, ModelPair(fused, fused), comparison)
-    proof, nothing = (
-        prover.quick_proof(fused, document, PROOF_SECONDS),
-        comparison.nothing_compared({*plan.outputs}, True),
-    )
+            _compare_calls(chunked, index, judge, runner, ModelPair(fused, fused), comparison)
+    for number, steps in enumerate(chunked.longer() if plan.inputs else (), runs):
+        _compare_chunks(chunked, number, steps, judge, runner, comparison)
+    old, new = (runner, judge) if whole_is_new else (judge, runner)
+    if old.judge == ORT and "(onnxruntime: " in new.judge:
+        why = new.judge.partition("(onnxruntime: ")[2].removesuffix(")")
+        raise RnnLowerError(f"onnxruntime runs the model that was converted, but not the new one: {why}")
+    proof = prover.quick_proof(fused, document, PROOF_SECONDS)
+    nothing = comparison.nothing_compared({*plan.outputs}, True) or chunked.empty()
     located = () if proof is None or proof.changed else proof.differing  # other changes, such as folding, explain them
+    located += () if not (uneven := chunked.uneven()) else (uneven,)
     if not plan.inputs and not plan.states:
         nothing = nothing or "no run carried a state from one chunk to the next"
     elif not chunked.borders:
@@ -61,31 +71,35 @@ def check_streaming(
 
 
 def _compare_chunks(
-    chunked: ChunkedRuns, index: int, judge: ModelPair, runner: ModelPair, comparison: Comparison
+    chunked: ChunkedRuns, index: int, steps: int, judge: ModelPair, runner: ModelPair, comparison: Comparison
 ) -> None:
-    steps = max(LENGTHS[index % len(LENGTHS)], chunked.remembered + index)
+    """Compare a whole run with chunks; runs that are longer than the others have few chunks."""
+    sizes, mixed = ((1,), 2) if steps not in chunked.longer() else ((LONG[0] + 1,), 0)
     sampled = chunked.sampled(
         index, steps, lambda feeds: (feeds, judge.original_results(feeds)), OriginalFails, judge.nodes
     )
+    if isinstance(sampled, str) and not mixed:  # too long for the original
+        return
     if isinstance(sampled, str):
         raise RnnLowerError(f"the original model does not run with the sampled inputs: {sampled}")
     (feeds, results), names = sampled, list(chunked.plan.outputs)
     whole = dict(zip(judge.output_names, results, strict=True))
-    for lengths in chunked.chunkings(feeds, index, sizes=(1,), mixed=2):
+    for lengths in chunked.chunkings(feeds, index, sizes, mixed):
         session = StreamingSession(chunked.made, run=runner.original_results)
         try:
             outputs = chunked.stream_through(session, feeds, lengths)
         except OriginalFails as error:
             raise RnnLowerError(f"the streaming model does not run chunk by chunk: {error}") from None
-        wanted = [chunked.begun(name, whole[name], result) for name, result in zip(names, outputs, strict=True)]
+        pairs = zip(names, outputs, strict=True)
+        wanted = [chunked.begun(name, sum(lengths), whole[name], result) for name, result in pairs]
         comparison.add(names, wanted, outputs)
 
 
 def _compare_calls(
-    chunked: ChunkedRuns, index: int, judge: ModelPair, fused: ModelPair, comparison: Comparison
+    chunked: ChunkedRuns, index: int, judge: ModelPair, runner: ModelPair, fused: ModelPair, comparison: Comparison
 ) -> None:
     """Compare consecutive runs, the first of them with the original, which forgets its states after each run."""
-    names, runner = list(chunked.plan.outputs), ModelPair(chunked.made, chunked.made)
+    names = list(chunked.plan.outputs)
     sessions = [StreamingSession(pair.original, run=pair.original_results) for pair in (fused, runner)]
     for feeds in chunked.calls(index):
         wanted, results = ([session.run(feeds)[name] for name in names] for session in sessions)

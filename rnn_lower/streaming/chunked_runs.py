@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +21,10 @@ from rnn_lower.streaming.session import Feeds, StreamingSession
 T = TypeVar("T")
 
 LONGEST = 600
-"""The maximum number of remembered steps that a run covers."""
+"""The maximum number of remembered steps that a run covers, and of steps that an output may be late."""
+
+LONG, LARGEST = (64, 128, 384), 10_000_000
+"""Two runs have as many frames, drawn between these numbers, in few chunks; and the most frames of any run."""
 
 CALLS = 6
 """The number of consecutive runs of a model that computes one step per run."""
@@ -30,6 +35,8 @@ class ChunkedRuns:
 
     step: chunk lengths are multiples of it.  fixed_step: the only chunk length, None if it is free.
     remembered: the number of earlier steps that affect an output; shorter runs would compare only initial states.
+    emitted: by output and number of input frames so far, the numbers of frames so far.  wholes: by output and number of
+    input frames, the frames of the original.  missing: by output, how many of these only come when the stream goes on.
     """
 
     def __init__(self, original: Document, streaming: Document, plan: Plan, seed: int) -> None:
@@ -38,6 +45,18 @@ class ChunkedRuns:
         self.step = self.fixed_step or plan.every
         self.remembered = min(-(-plan.reach // self.step), LONGEST)
         self.chunks = self.borders = 0
+        self.emitted: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+        self.wholes: dict[str, dict[int, int]] = defaultdict(dict)
+        self.missing: dict[str, int] = {}
+
+    def longer(self) -> list[int]:
+        """The steps of runs with longer chunks than the others; none if the original has one length."""
+        if fixed_step(self.original, self.plan) is not None:
+            return []
+        rng = np.random.default_rng([self.seed, *LONG])
+        lengths = [int(rng.integers(*ends)) for ends in itertools.pairwise(LONG)]
+        chosen = lengths if self.fixed_step is None else lengths[:1]
+        return [self.remembered - (-length // self.step) for length in chosen]
 
     def sampled(
         self, index: int, steps: int, run: Callable[[Feeds], T], failure: type[Exception],
@@ -49,6 +68,11 @@ class ChunkedRuns:
         """
         late = max([*self.plan.late.values(), *self.plan.warm_up.values()], default=0)
         frames = (-(-late // self.step) + steps) * self.step
+        if late > LONGEST * self.step or frames > LARGEST:
+            raise RnnLowerError(
+                f"the metadata declares outputs that are {late} frames late and a chunk length of {self.step} frames, "
+                f"so a comparison needs {frames} frames; at most {LARGEST} frames, {LONGEST} chunks late, are supported"
+            )
         fixed = fixed_step(self.original, self.plan)
         if fixed is not None and fixed % self.step:
             raise RnnLowerError(
@@ -83,15 +107,16 @@ class ChunkedRuns:
 
     def stream_through(self, session: StreamingSession, feeds: Feeds, lengths: Sequence[int]) -> list[Any]:
         """The outputs of a run chunk by chunk, concatenated."""
-        plan, begin, parts = session.plan, 0, []
+        plan, parts, end = session.plan, list[Feeds](), 0
+        axes = {name: what for name, what in plan.outputs.items() if isinstance(what, int)}
+        totals = dict.fromkeys(axes, 0)
         self.chunks, self.borders = self.chunks + len(lengths), self.borders + len(lengths) - 1
-        from_caller = {state.input for state in plan.states if state.first is None}
-        for length in lengths:
-            chunk = {name: array for name, array in feeds.items() if begin == 0 or name not in from_caller}
-            for name, axis in plan.inputs.items():
-                chunk[name] = np.take(feeds[name], range(begin, begin + length), axis)
+        for length, chunk in zip(lengths, self.pieces(feeds, lengths), strict=True):
             parts.append(session.run(chunk))
-            begin += length
+            end += length
+            for name, axis in axes.items():
+                totals[name] += parts[-1][name].shape[axis]
+                self.emitted[name][end].add(totals[name])
         outputs = []
         for name, what in plan.outputs.items():
             pieces = [part[name] for part in parts]
@@ -100,12 +125,63 @@ class ChunkedRuns:
             )
         return outputs
 
-    def begun(self, name: str, whole: Any, result: Any) -> Any:
-        """An output over the whole sequence, without the frames that a stream would only emit later."""
+    def pieces(self, feeds: Feeds, lengths: Sequence[int]) -> Iterator[Feeds]:
+        """The inputs of each chunk; only the first has the caller's states."""
+        from_caller, begin = {state.input for state in self.plan.states if state.first is None}, 0
+        for length in lengths:
+            chunk = {name: array for name, array in feeds.items() if begin == 0 or name not in from_caller}
+            for name, axis in self.plan.inputs.items():
+                chunk[name] = np.take(feeds[name], range(begin, begin + length), axis)
+            yield chunk
+            begin += length
+
+    def begun(self, name: str, frames: int, whole: Any, result: Any) -> Any:
+        """An output over so many input frames, without the frames that a stream would only emit later.
+
+        Their number is the same for all runs; the first run of a stream tells it.
+        """
         axis = self.plan.outputs[name]
-        if name not in self.plan.cut or not isinstance(axis, int):
+        if not isinstance(axis, int) or axis >= min(whole.ndim, result.ndim):
             return whole
-        return np.take(whole, range(min(whole.shape[axis], result.shape[axis])), axis)
+        self.wholes[name][frames] = count = whole.shape[axis]
+        missing = count - result.shape[axis] if name in self.plan.cut else 0
+        missing = max(0, self.missing.setdefault(name, missing))
+        return np.take(whole, range(max(0, count - missing)), axis)
+
+    def uneven(self) -> str:
+        """How the number of frames of an output after a chunk differs from the original's, or ""."""
+        if empty := self.empty():
+            return empty
+        for name, counts in self.emitted.items():
+            wholes = sorted(self.wholes[name].items())[-2:]
+            if len(wholes) < 2:
+                continue
+            (short, few), (long, many) = wholes
+            rate = Fraction(many - few, long - short)
+            for frames, found in counts.items():
+                wanted = max(0, many - (long - frames) * rate - self.missing[name])
+                if wrong := found - {wanted}:
+                    return f"output '{name}' has {min(wrong)} instead of {wanted} frames after {frames} input frames"
+        return ""
+
+    def empty(self) -> str:
+        """An output that never had a frame, although the original's had some, or ""."""
+        names = (name for name, counts in self.emitted.items() if not any(map(any, counts.values())))
+        return next((f"output '{name}' is always empty" for name in names if any(self.wholes[name].values())), "")
+
+    def reset_results(self, make: Callable[[], StreamingSession], chunks: Sequence[Feeds]) -> tuple[Feeds, Feeds]:
+        """The outputs and states after two chunks: rows are reset between them by the session, and by input `reset`."""
+        by_session, by_input = make(), make()
+        for session in (by_session, by_input):
+            session.run(chunks[0])
+        rows = np.arange(by_session.row_count(by_session.state)) % 2 == 0
+        try:
+            by_session.reset(rows)
+        except RnnLowerError:
+            rows[:] = True
+            by_session.reset()
+        wanted, results = by_session.run(chunks[1]), by_input.run({**chunks[1], str(self.plan.reset): rows})
+        return wanted | by_session.state, results | by_input.state
 
     def calls(self, index: int) -> Iterator[Feeds]:
         """Inputs of equal shapes for consecutive runs; the first also has the caller's states."""

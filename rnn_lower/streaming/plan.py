@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
@@ -19,6 +20,9 @@ from rnn_lower.shapes.sizes import GROWS, Size
 
 KEY = "rnn_lower.stream"
 SCHEMA = 1
+
+MOST = 1 << 30
+"""The largest number of frames in a plan, and of elements of an initial state."""
 
 LAST, FIXED = "last", "fixed"
 """Kinds of outputs: they summarize all frames so far, or are the same for every chunk."""
@@ -105,7 +109,7 @@ def read_plan(model: onnx.ModelProto) -> Plan | None:
         plan = Plan(**data)
         if not _is_of(plan, model):
             raise ValueError
-    except untrusted.UNSOUND as error:
+    except (*untrusted.UNSOUND, ArithmeticError) as error:
         if isinstance(error, RnnLowerError):
             raise
         raise RnnLowerError(
@@ -135,17 +139,47 @@ def is_batch(rows: Size, batch: int | str | None) -> bool:
 
 
 def _is_of(plan: Plan, model: onnx.ModelProto) -> bool:
-    """Whether a plan refers to existing inputs and outputs, with integers where required."""
-    inputs, outputs = ({value.name for value in side} for side in (model.graph.input, model.graph.output))
-    axes = [*plan.inputs.values(), *(axis for _, axis in plan.symbols.values())]
-    axes += [state.rows for state in plan.states if state.rows is not None]
-    frames = [plan.every, plan.reach, *plan.late.values(), *plan.warm_up.values()]
-    kinds = [what for what in plan.outputs.values() if what not in (LAST, FIXED)]
-    are_numbers = all(type(number) is int for number in (*axes, *frames, *kinds))
-    input_names = {*plan.inputs, *plan.left, *(name for name, _ in plan.symbols.values())}
-    input_names |= {state.input for state in plan.states} | ({plan.reset} if plan.reset is not None else set())
-    output_names = {*plan.outputs, *plan.late, *plan.cut, *plan.warm_up, *(state.output for state in plan.states)}
-    return are_numbers and input_names <= inputs and output_names <= outputs and plan.every > 0
+    """Whether a plan is one of this model: its names exist, its axes are within the ranks, its numbers are bounded."""
+    inputs, outputs = ({value.name: value for value in side} for side in (model.graph.input, model.graph.output))
+    fed = {state.output for state in plan.states}
+    axes = [*plan.inputs.items(), *plan.symbols.values()]
+    axes += [(state.input, state.rows) for state in plan.states if state.rows is not None]
+    output_axes = [(name, what) for name, what in plan.outputs.items() if what not in (LAST, FIXED)]
+    numbers = [plan.every, plan.reach, *plan.late.values(), *plan.warm_up.values()]
+    input_names = {*plan.left, *(name for name, _ in axes), *(state.input for state in plan.states)}
+    input_names |= {name for name in (plan.reset, plan.seen) if name is not None}
+    return (
+        input_names <= inputs.keys()
+        and {*plan.outputs, *plan.late, *plan.cut, *plan.warm_up, *fed} <= outputs.keys()
+        and all(_has_axis(inputs[name], axis) for name, axis in axes)
+        and all(_has_axis(outputs[name], axis) for name, axis in output_axes)
+        and all(type(number) is int and 0 <= number <= MOST for number in numbers)
+        and plan.every > 0
+        and (plan.seen is not None or not plan.warm_up)
+        and (bool(plan.inputs) or not output_axes)
+        and plan.reset not in {*plan.inputs, *(state.input for state in plan.states)}
+        and len(fed) == len({state.input for state in plan.states}) == len(plan.states)
+        and all(_is_state(state, plan, inputs[state.input], outputs[state.output]) for state in plan.states)
+    )
+
+
+def _has_axis(value: onnx.ValueInfoProto, axis: object) -> bool:
+    dims = protobuf.dims_of(value)
+    return type(axis) is int and 0 <= axis < (MOST if dims is None else len(dims))
+
+
+def _is_state(state: State, plan: Plan, *ends: onnx.ValueInfoProto) -> bool:
+    """Whether a state has the type and the rank of its input and output, and known sizes."""
+    types = {value.type.tensor_type.elem_type for value in ends}
+    if state.first is None:
+        return len(types) == 1
+    ranks = {len(dims) for value in ends if (dims := protobuf.dims_of(value)) is not None}
+    return (
+        types == {onnx.TensorProto.DataType.Value(state.dtype)}
+        and {state.first.ndim, *ranks} == {len(state.shape)}
+        and all({*dim.of} <= {GROWS, *plan.symbols} for dim in state.shape)
+        and all(dim.of or dim.number == have for dim, have in zip(state.shape, state.first.shape, strict=True))
+    )
 
 
 def _packed(state: State) -> dict[str, Any]:
@@ -159,6 +193,8 @@ def _packed(state: State) -> dict[str, Any]:
 def _unpacked(data: dict[str, Any]) -> State:
     first = data["first"]
     if first is not None:
+        if not 0 <= math.prod(first["shape"]) <= MOST:
+            raise ValueError
         zeros = np.zeros(
             first["shape"], onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(data["dtype"]))
         )

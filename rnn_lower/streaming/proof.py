@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+import onnx
 
 from rnn_lower.driver.plan import inlined_document
 from rnn_lower.errors import RnnLowerError
+from rnn_lower.ir.walk import recurrent_nodes
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.interpreter import NoStepsError
-from rnn_lower.proving.model_inputs import overrides
+from rnn_lower.proving.model_diff import new_faults
+from rnn_lower.proving.model_inputs import fixed_sizes, overrides
 from rnn_lower.proving.operators import OutOfScopeError, WrongError, known
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, number_of
 from rnn_lower.proving.whole_model import ModelInterpreter, limits_of
-from rnn_lower.streaming.chunked_runs import ChunkedRuns
+from rnn_lower.streaming.chunked_runs import LONG, ChunkedRuns, fixed_step
+from rnn_lower.streaming.floats import Rounding, difference_in_floats
 from rnn_lower.streaming.plan import Plan
 from rnn_lower.streaming.session import Feeds, StreamingSession
 from rnn_lower.validation import check_numbers
@@ -71,7 +75,7 @@ class StreamProof:
         return (
             f"proved: {number_of(len(self.outputs), 'output')} and {number_of(len(self.states), 'state')}, compared "
             f"over {self.chunks} chunks and {self.borders} chunk boundaries; the probability of error is below "
-            f"{FAILURE**self.points:.1g}"
+            f"{FAILURE**self.points:.1g}{self.reason and '; '}{self.reason}"
         )
 
     def __bool__(self) -> bool:
@@ -79,66 +83,128 @@ class StreamProof:
 
 
 def prove_streaming(
-    original: Document, streaming: Document, plan: Plan, points: int = 2, seed: int = 0, seconds: float = 300.0
-) -> StreamProof:
-    """Compare whole runs of the original with chunks of a streaming model at random points.
+    original: Document, streaming: Document, plan: Plan, points: int = 2, seed: int = 0, seconds: float = 300.0,
+    whole_is_new: bool = False,
+) -> StreamProof:  # fmt: skip
+    """Compare whole runs of the original with chunks of a streaming model at random points, and once in floats.
 
     seconds: CPU time of this thread, after which the result is "out of scope".
+    whole_is_new: whether `original` was made from the streaming model, by `unstream`.
     """
     check_numbers(points=points, seed=seed)
+    faults = _faults(original, streaming, plan, whole_is_new)
     original, streaming = inlined_document(original), inlined_document(streaming)
     deadline, reason = time.thread_time() + seconds, ""
     outputs, states = tuple(plan.outputs), tuple(state.output for state in plan.states)
+    chunked = ChunkedRuns(original, streaming, plan, seed)
 
     def verdict(result: str, why: str) -> StreamProof:
         return StreamProof(result, why, outputs, states, points, chunked.chunks, chunked.borders)
 
+    if faults:
+        return verdict(DIFFERENT, faults[0])
     for folded in (True, False):  # a constant sum of biases is rounded if the lowered graph contains it
         chunked = ChunkedRuns(original, streaming, plan, seed)
+        clips = limits_of(original)
+        narrow = {value.dtype for node, _ in recurrent_nodes(original.model) if (value := node.inputs[0])}
         try:
-            difference = None
+            difference = ""
             for point in range(points):
                 field = Field(seed * 1000 + point)
-                limits = limits_of(original)
-                models = [
-                    ModelInterpreter(field, document, folded, limits, deadline) for document in (original, streaming)
-                ]
+                models = [Rounding(field, document, folded, clips, deadline) for document in (original, streaming)]
+                for model in models:
+                    model.narrow = narrow
                 compare = _difference if plan.inputs else _difference_of_calls
-                difference = difference or compare(chunked, point, field, models)
+                difference = difference or compare(chunked, point, field, models) or ""
+            if not (difference := difference or chunked.uneven()):
+                difference, left_out = difference_in_floats(chunked)
+                limits = "; ".join(_limits(chunked, left_out))
+                return verdict(OUT_OF_SCOPE, difference) if difference else verdict(PROVED, limits)
         except (OutOfScopeError, NoStepsError, MemoryError) as error:
             return verdict(OUT_OF_SCOPE, str(error) or "a Scan runs on an empty sequence")
-        if difference is None:
-            return verdict(PROVED, "")
         reason = reason or difference
     return verdict(DIFFERENT, reason)
 
 
-def _difference(runs: ChunkedRuns, index: int, field: Field, models: Sequence[ModelInterpreter]) -> str | None:
-    """The first difference between chunks and the whole sequence, or None."""
-    original, streaming = models
+def _faults(original: Document, streaming: Document, plan: Plan, whole_is_new: bool) -> list[str]:
+    """Differences that no run shows: of outputs and their types, and faults of the model that is to be proved."""
+    wholes, made = ({value.name: value for value in each.proto.graph.output} for each in (original, streaming))
+    fed = {state.output for state in plan.states}
+    faults = [f"the plan lists no output '{name}'" for name in wholes if name not in plan.outputs.keys() | fed]
+    faults += [f"the original has no output '{name}'" for name in plan.outputs if name not in wholes]
+    faults += [] if plan.outputs else ["the plan lists no outputs"]
+    for name in wholes.keys() & made.keys():
+        types = [each[name].type.tensor_type.elem_type for each in (made, wholes)]
+        if types[0] != types[1]:
+            named = map(onnx.TensorProto.DataType.Name, types)
+            faults.append(f"output '{name}' has type {' instead of '.join(named)}")
+    pair = (streaming, original) if whole_is_new else (original, streaming)
+    return faults + [text.replace("lowered model", "new model") for text in new_faults(*pair)]
 
+
+def _limits(runs: ChunkedRuns, left_out: str) -> Iterator[str]:
+    """What a proof does not cover."""
+    if left_out:
+        yield left_out
+    for (name, axis), size in fixed_sizes(runs.original.model, runs.made.proto).items():
+        if name not in runs.plan.inputs or runs.plan.inputs[name] != axis:
+            yield f"only for size {size} of axis {axis} of input '{name}', which the streaming model fixes"
+
+
+def _difference(runs: ChunkedRuns, index: int, field: Field, models: Sequence[ModelInterpreter]) -> str | None:
+    """The first difference between chunks and the whole sequence, or None; some runs of point 0 are long."""
+    trials: list[tuple[int, Sequence[int], int]] = [(runs.remembered + MORE, (1, 2, 3), 1)]
+    trials += [(steps, (LONG[0] + 1,), 0) for steps in (runs.longer() if index == 0 else ())]
+    for number, (steps, sizes, mixed) in enumerate(trials):
+        feeds = _sampled(runs, index, steps, field, models[0])
+        if isinstance(feeds, str) and number == 0:
+            raise OutOfScopeError(f"the original model cannot be evaluated with sampled inputs: {feeds}")
+        if isinstance(feeds, str):  # too long for it
+            continue
+        lengths = runs.chunkings(feeds[0], index, sizes, mixed)
+        if why := _difference_of_chunks(runs, field, models[1], feeds, lengths):
+            return why
+        if number == 0 and (why := _late(runs, field, models[0], *feeds)):
+            return why
+        if number == 0 and (why := _no_reset(runs, field, models[1], feeds[0])):
+            return why
+    return None
+
+
+def _sampled(
+    runs: ChunkedRuns, index: int, steps: int, field: Field, original: ModelInterpreter
+) -> tuple[Feeds, Feeds] | str:  # fmt: skip
+    """Random inputs of so many steps and the outputs of the original, or why it does not run."""
     listed = {value.name for value in runs.made.proto.graph.input}
     drawn = overrides(field, runs.original.model, np.random.default_rng([runs.seed, index])) if index % 2 else {}
     instead = {name: array for name, array in drawn.items() if name in listed and array.dtype == np.uint64}
 
-    def whole(feeds: Feeds) -> tuple[Feeds, dict[str, Array]]:
+    def whole(feeds: Feeds) -> tuple[Feeds, Feeds]:
         chunk = _random_elements(field, feeds) | instead
         return chunk, dict(zip(_output_names(runs), original.outputs(chunk), strict=True))
 
-    sampled = runs.sampled(index, runs.remembered + MORE, whole, WrongError)
-    if isinstance(sampled, str):
-        raise OutOfScopeError(f"the original model cannot be evaluated with sampled inputs: {sampled}")
-    (feeds, wanted), end = sampled, Feeds()
-    for lengths in runs.chunkings(feeds, index, sizes=(1, 2, 3), mixed=1):
-        session = StreamingSession(runs.made.proto, run=lambda chunk: streaming.outputs(_elements(field, chunk)))
+    return runs.sampled(index, steps, whole, WrongError)
+
+
+def _difference_of_chunks(
+    runs: ChunkedRuns, field: Field, streaming: ModelInterpreter, sampled: tuple[Feeds, Feeds],
+    chunkings: Iterable[list[int]],
+) -> str | None:  # fmt: skip
+    """The first difference of outputs and final states, or None."""
+    (feeds, wanted), end, last = sampled, Feeds(), {state.output: state.input for state in runs.plan.states}
+    for lengths in chunkings:
+        session = _session(runs, field, streaming)
         try:
             results = runs.stream_through(session, feeds, lengths)
         except (WrongError, RnnLowerError) as error:
             return f"in chunks of {_shown(lengths)}: {error}"
         for name, result in zip(runs.plan.outputs, results, strict=True):
-            if why := _parts(runs.begun(name, wanted[name], result), result):
+            if why := _parts(runs.begun(name, sum(lengths), wanted[name], result), result):
                 return f"with chunks of {_shown(lengths)} frames, output '{name}' {why}"
         held = _elements(field, session.state)
+        for name in wanted.keys() & last.keys() - runs.plan.outputs.keys():
+            if why := _parts(wanted[name], held[last[name]]):
+                return f"with chunks of {_shown(lengths)} frames, the final value of state '{name}' {why}"
         for name, state in held.items():
             if why := _parts(end.get(name, state), state):
                 return (
@@ -148,11 +214,59 @@ def _difference(runs: ChunkedRuns, index: int, field: Field, models: Sequence[Mo
     return None
 
 
+def _late(runs: ChunkedRuns, field: Field, original: ModelInterpreter, feeds: Feeds, wanted: Feeds) -> str:
+    """An output that is later than the plan declares, or "": a missing frame depends on no later input frame."""
+    if not any(runs.missing.values()) or fixed_step(runs.original, runs.plan) is not None:
+        return ""
+    after = {name: field.random(feeds[name].shape) for name in runs.plan.inputs if feeds[name].dtype == np.uint64}
+    longer = {
+        name: np.concatenate([feeds[name], after.get(name, np.flip(feeds[name], axis))], axis)
+        for name, axis in runs.plan.inputs.items()
+    }
+    try:
+        more = dict(zip(_output_names(runs), original.outputs(feeds | longer), strict=True))
+    except WrongError:  # too long for it
+        return ""
+    for name, missing in runs.missing.items():
+        axis = int(runs.plan.outputs[name])
+        first = wanted[name].shape[axis] - missing + runs.plan.late.get(name, 0)
+        there = first < wanted[name].shape[axis]
+        if there and np.array_equal(wanted[name].take(first, axis), more[name].take(first, axis)):
+            return f"output '{name}' lacks frame {first}, which depends on no later input frame"
+    return ""
+
+
+def _no_reset(runs: ChunkedRuns, field: Field, streaming: ModelInterpreter, feeds: Feeds) -> str:
+    """How rows that the input `reset` resets differ from rows that start anew, or ""."""
+    if runs.plan.reset is None:
+        return ""
+    (name, axis), *_ = runs.plan.inputs.items()
+    frames = feeds[name].shape[axis]
+    first = frames // runs.step // 2 * runs.step if runs.fixed_step is None else runs.step
+    chunks = [*runs.pieces(feeds, [first, first])]
+    wanted, results = runs.reset_results(lambda: _session(runs, field, streaming), chunks)
+    for name, array in _elements(field, wanted).items():
+        if why := _parts(array, _elements(field, results)[name]):
+            return f"after input '{runs.plan.reset}' has reset rows, '{name}' {why}"
+    return ""
+
+
+def _session(runs: ChunkedRuns, field: Field, streaming: ModelInterpreter) -> StreamingSession:
+    """A session on field elements, also of the initial states."""
+    session = StreamingSession(runs.made.proto, run=lambda chunk: streaming.outputs(_elements(field, chunk)))
+    states = (
+        state if state.first is None else dataclasses.replace(state, first=_elements(field, {"": state.first})[""])
+        for state in session.plan.states
+    )
+    session.plan = dataclasses.replace(session.plan, states=tuple(states))
+    return session
+
+
 def _difference_of_calls(runs: ChunkedRuns, index: int, field: Field, models: Sequence[ModelInterpreter]) -> str | None:
     """The first difference between consecutive runs and those of the original, whose nodes remember their states."""
     original, streaming = models
     original.held = {}
-    session = StreamingSession(runs.made.proto, run=lambda chunk: streaming.outputs(_elements(field, chunk)))
+    session = _session(runs, field, streaming)
     for number, feeds in enumerate(runs.calls(index)):
         chunk, held = _random_elements(field, feeds), _elements(field, session.state)
         try:

@@ -69,7 +69,7 @@ class StreamingSession:
         inputs = {**feeds, **{name: array for name, array in held.items() if name not in feeds}}
         self._check_rows(inputs)
         if self.plan.reset is not None and self.plan.reset not in inputs:
-            inputs[self.plan.reset] = np.zeros(self._rows(inputs), bool)
+            inputs[self.plan.reset] = np.zeros(self.row_count(inputs), bool)
         results = dict(zip(self._outputs, self._run(inputs), strict=True))
         self._begin = began
         self._state = {state.input: np.asarray(results[state.output]) for state in self.plan.states}
@@ -192,7 +192,7 @@ class StreamingSession:
         sites = self.plan.symbols.items()
         return {symbol: feeds[name].shape[axis] for symbol, (name, axis) in sites if name in feeds}
 
-    def _rows(self, chunk: Feeds) -> int:
+    def row_count(self, chunk: Feeds) -> int:
         """The number of rows that can be reset; packed states do not tell it."""
         if isinstance(self._resettable, int):
             return self._resettable

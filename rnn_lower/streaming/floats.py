@@ -1,0 +1,117 @@
+"""What exact arithmetic does not show of a stream: rounding by casts, overflow, cancellation and element types."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from rnn_lower.errors import one_line
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS
+from rnn_lower.ir.walk import NODE_MARK, constant
+from rnn_lower.modelio.document import Document
+from rnn_lower.proving import float_run
+from rnn_lower.proving.element_types import WIDENINGS
+from rnn_lower.proving.field import Array
+from rnn_lower.proving.old_operators import open_evaluator
+from rnn_lower.proving.operators import OutOfScopeError, cast_type
+from rnn_lower.proving.whole import ROUNDED
+from rnn_lower.proving.whole_model import ModelInterpreter
+from rnn_lower.streaming.chunked_runs import ChunkedRuns
+from rnn_lower.streaming.session import Feeds, StreamingSession
+
+RUNS, FIRST, SECOND = 3, 8, 4
+"""The number of runs in floats, and the steps of their two chunks, apart from remembered and late ones."""
+
+
+class Rounding(ModelInterpreter):
+    """A ModelInterpreter for which a cast of computed floats to a type with fewer digits is a random function.
+
+    narrow: the types of recurrent nodes, to which the nodes that replace them may cast.
+    """
+
+    narrow: Collection[ir.DataType | None] = ()
+
+    def _results(self, node: ir.Node) -> Sequence[Array]:
+        if node.domain in DEFAULT_DOMAINS and node.op_type in ("Cast", "CastLike") and node.inputs[0] is not None:
+            types, source = self._document.shape_info, node.inputs[0]
+            kind, operand = types.dtype(source), self._operands(node)[0]
+            like = node.inputs[1] if node.op_type == "CastLike" else None
+            goal = cast_type(node.attributes["to"].value) if like is None else types.dtype(like)
+            of_node = NODE_MARK in node.metadata_props and goal in self.narrow
+            exact = goal is None or kind in (None, goal) or (kind, goal) in WIDENINGS or not goal.is_floating_point()
+            is_known = operand is None or operand.dtype != np.uint64 or constant(source) is not None
+            if not (exact or of_node or is_known) and operand is not None:
+                return [self.field.function(f"Cast to {goal}", operand)]
+        return super()._results(node)
+
+
+def difference_in_floats(runs: ChunkedRuns) -> tuple[str, str]:
+    """The first difference between chunks and the whole sequence in floats, and why none was sought; or "".
+
+    Raises OutOfScopeError if onnx's evaluator runs the original, but not the streaming model.
+    """
+    whole, made = (_evaluator(document) for document in (runs.original, runs.made))
+    numbers, left_out = itertools.count(), ""
+
+    def run(feeds: Feeds) -> tuple[Feeds, list[Array]]:
+        return feeds, whole(feeds)
+
+    def differ() -> str:
+        nonlocal left_out
+        number, steps = next(numbers), runs.remembered + FIRST + SECOND
+        try:
+            sampled = runs.sampled(number, steps, run, Exception) if runs.plan.inputs else run(next(runs.calls(number)))
+        except Exception as error:  # the evaluator raises exceptions of any type
+            sampled = one_line(error)
+        if isinstance(sampled, str):
+            left_out = f"not compared in floats, because onnx's evaluator does not run the original: {sampled}"
+            return ""
+        return _difference(runs, StreamingSession(runs.made.proto, run=made), *sampled)
+
+    for _ in range(RUNS):
+        if why := float_run.confirmed(differ):
+            return f"{why} in floating-point arithmetic", ""
+    return "", left_out
+
+
+def _evaluator(document: Document) -> Callable[[Feeds], list[Array]]:
+    opened = functools.cache(lambda: open_evaluator(document.embedded()))
+
+    def run(feeds: Feeds) -> list[Array]:
+        with np.errstate(all="ignore"):
+            return [np.asarray(each) for each in opened().run(None, feeds)]
+
+    return run
+
+
+def _difference(runs: ChunkedRuns, session: StreamingSession, feeds: Feeds, results: Sequence[Array]) -> str:
+    """The first difference of an output from the results of the original, or ""."""
+    names = [str(value.name) for value in runs.original.model.graph.outputs]
+    lengths = list[int]()
+    for name, axis in runs.plan.inputs.items():
+        second, step = SECOND * runs.step, runs.step
+        frames = feeds[name].shape[axis]
+        lengths = [frames - second, second] if runs.fixed_step is None else [step] * (frames // step)
+    try:
+        if lengths:
+            found = dict(zip(runs.plan.outputs, runs.stream_through(session, feeds, lengths), strict=True))
+        else:
+            found = session.run(feeds)
+    except Exception as error:  # the evaluator raises exceptions of any type
+        raise OutOfScopeError(f"onnx's evaluator does not run the streaming model: {one_line(error)}") from None
+    for name, wanted in zip(names, results, strict=True):
+        if name in found and (why := _differ(runs.begun(name, sum(lengths), wanted, found[name]), found[name])):
+            return f"output '{name}' {why}"
+    return ""
+
+
+def _differ(wanted: Array, found: Array) -> str:
+    if wanted.dtype != found.dtype or wanted.shape != found.shape:
+        return f"is {found.dtype}{list(found.shape)} instead of {wanted.dtype}{list(wanted.shape)}"
+    if wanted.dtype.kind in "fV":
+        return float_run.difference(found, wanted, wanted)
+    return float_run.OTHER_INTEGERS if wanted.size and np.mean(wanted != found) > ROUNDED else ""

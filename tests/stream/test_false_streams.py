@@ -1,0 +1,233 @@
+"""Streaming models that were changed by hand are neither proved nor found to be the same; onnxruntime is the judge."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from judge import run_onnxruntime
+from layers import Stack, late_conv, lstm
+from onnx import TensorProto, helper, numpy_helper
+
+import rnn_lower
+from rnn_lower import api
+
+KEY = "rnn_lower.stream"
+X = np.random.default_rng(5).standard_normal((2, 100, 6)).astype(np.float32)
+
+
+def stack_of(*layers) -> onnx.ModelProto:
+    s = Stack(np.random.default_rng(3))
+    for layer in layers:
+        layer(s)
+    model = s.model()
+    model.graph.node.append(helper.make_node("Relu", ["x"], ["r"]))
+    model.graph.output.append(helper.make_tensor_value_info("r", TensorProto.FLOAT, ["B", "T", 6]))
+    return model
+
+
+def copied(model: onnx.ModelProto) -> onnx.ModelProto:
+    return onnx.ModelProto.FromString(model.SerializeToString())
+
+
+def behind_y(model: onnx.ModelProto, *nodes: onnx.NodeProto, **constants) -> onnx.ModelProto:
+    """A copy in which these nodes compute output y from y0."""
+    made = copied(model)
+    for node in made.graph.node:
+        node.output[:] = ["y0" if name == "y" else name for name in node.output]
+        node.input[:] = ["y0" if name == "y" else name for name in node.input]
+    made.graph.node.extend(nodes)
+    made.graph.initializer.extend(numpy_helper.from_array(np.array(v), name) for name, v in constants.items())
+    return made
+
+
+def with_plan(model: onnx.ModelProto, **entries) -> onnx.ModelProto:
+    made = copied(model)
+    prop = next(prop for prop in made.metadata_props if prop.key == KEY)
+    prop.value = json.dumps(json.loads(prop.value) | entries)
+    return made
+
+
+def first_frames(count: int):
+    return lambda model: behind_y(
+        model, helper.make_node("Slice", ["y0", "s0", "s1", "s2"], ["y"]), s0=[0], s1=[count], s2=[1]
+    )
+
+
+def cast_to(kind: int):
+    nodes = [helper.make_node("Cast", ["y0"], ["c"], to=kind), helper.make_node("Cast", ["c"], ["y"], to=1)]
+    return lambda model: behind_y(model, *nodes)
+
+
+def cancelled(model: onnx.ModelProto) -> onnx.ModelProto:
+    nodes = [helper.make_node("Add", ["y0", "big"], ["c"]), helper.make_node("Sub", ["c", "big"], ["y"])]
+    return behind_y(model, *nodes, big=np.float32(1e9))
+
+
+def outputs_in_chunks(model: onnx.ModelProto, length: int) -> list[np.ndarray]:
+    session = rnn_lower.StreamingSession(model)
+    parts = [session.run({"x": X[:, k : k + length]}) for k in range(0, X.shape[1], length)]
+    return [np.concatenate([part[name] for part in parts], 1) for name in ("y", "r")]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [first_frames(20), cancelled, cast_to(TensorProto.FLOAT16), cast_to(TensorProto.BFLOAT16)],
+    ids=["first frames", "cancelled", "float16", "bfloat16"],
+)
+def test_other_results_are_not_proved(change):
+    model = stack_of(lstm)
+    stream = rnn_lower.stream(model, axis="T")
+    assert rnn_lower.prove_streaming(model, stream)
+    wrong, (wanted, _) = change(stream), run_onnxruntime(model, {"x": X})
+    found, _ = outputs_in_chunks(wrong, 50)
+    assert found.shape != wanted.shape or np.abs(found - wanted).max() > 1e-4
+    assert not rnn_lower.prove_streaming(model, wrong)
+
+
+def test_a_cast_that_the_original_has_is_proved():
+    model = cast_to(TensorProto.FLOAT16)(stack_of(lstm))
+    assert rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="T"))
+
+
+@pytest.mark.parametrize("count", [0, 20])
+def test_delayed_frames_that_never_come(count, tmp_path):
+    """With a second output, which has frames."""
+    onnx.save(model := stack_of(late_conv, lstm), tmp_path / "in.onnx")
+    verdicts = []
+
+    def accept(path, result):
+        right = onnx.load(path)
+        onnx.save(wrong := first_frames(count)(right), path)
+        assert outputs_in_chunks(wrong, 50)[0].shape[1] < outputs_in_chunks(right, 50)[0].shape[1]
+        verdicts.extend([rnn_lower.prove_streaming(model, wrong), api.check_streaming(result, path)])
+        return False
+
+    api.stream_file(tmp_path / "in.onnx", tmp_path / "out.onnx", axis="T", delay=True, accept=accept)
+    assert not any(verdicts)
+    assert verdicts[1].verdict.startswith("NOTHING COMPARED (output 'y' is always empty" if not count else "DIFFERENT")
+
+
+def test_frames_that_are_later_than_declared_are_not_proved():
+    """A stream that holds back frames of r, although these depend on no later input frame."""
+    model = stack_of(late_conv)
+    waiting = copied(model)
+    waiting.graph.initializer.append(numpy_helper.from_array(np.zeros((), np.float32), "zero"))
+    waiting.graph.node[-1].output[:] = ["r0"]
+    waiting.graph.node.append(helper.make_node("ReduceMean", ["y"], ["mean"], axes=[2]))
+    waiting.graph.node.append(helper.make_node("Mul", ["mean", "zero"], ["none"]))
+    waiting.graph.node.append(helper.make_node("Add", ["r0", "none"], ["r"]))
+    stream = rnn_lower.stream(waiting, axis="T", delay=True)
+    assert outputs_in_chunks(stream, 50)[1].shape[1] < 100
+    assert rnn_lower.prove_streaming(model, with_plan(stream, cut=["r"]))
+    proof = rnn_lower.prove_streaming(model, with_plan(stream, cut=["r"], late={}))
+    assert "output 'r' lacks frame" in proof.verdict
+
+
+@pytest.mark.parametrize("outputs", [{"y": 1}, {}])
+def test_outputs_that_the_plan_does_not_list_are_not_proved(outputs):
+    model = stack_of(lstm)
+    proof = rnn_lower.prove_streaming(model, with_plan(rnn_lower.stream(model, axis="T"), outputs=outputs))
+    assert not proof
+    assert "the plan lists no output" in proof.verdict
+
+
+def test_false_declarations_are_not_proved():
+    model = stack_of(lstm)
+    stream, inner = rnn_lower.stream(model, axis="T"), rnn_lower.stream(model, axis="T")
+    next(value for value in stream.graph.output if value.name == "r").type.tensor_type.elem_type = TensorProto.DOUBLE
+    name = next(node.output[0] for node in inner.graph.node if node.op_type == "MatMul")
+    inner.graph.value_info.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [7, 7, 7, 7, 7]))
+    for wrong in (stream, inner):
+        with pytest.raises((onnx.checker.ValidationError, onnx.shape_inference.InferenceError)):
+            onnx.checker.check_model(wrong, full_check=True)
+        assert not rnn_lower.prove_streaming(model, wrong)
+
+
+def test_an_output_that_becomes_double_is_not_proved():
+    model = stack_of(lstm)
+    stream = behind_y(rnn_lower.stream(model, axis="T"), helper.make_node("Cast", ["y0"], ["y"], to=TensorProto.DOUBLE))
+    next(value for value in stream.graph.output if value.name == "y").type.tensor_type.elem_type = TensorProto.DOUBLE
+    assert outputs_in_chunks(stream, 50)[0].dtype == np.float64
+    assert "output 'y' has type DOUBLE instead of FLOAT" in rnn_lower.prove_streaming(model, stream).verdict
+
+
+@pytest.mark.parametrize("states", ["each", "packed"])
+def test_a_reset_without_effect_is_not_proved(states):
+    model = stack_of(lstm)
+    stream = rnn_lower.stream(model, axis="T", reset=True, states=states)
+    assert rnn_lower.prove_streaming(model, stream)
+    wrong = copied(stream)
+    for node in wrong.graph.node:
+        node.input[:] = ["never" if name == "reset" else name for name in node.input]
+    wrong.graph.initializer.append(numpy_helper.from_array(np.zeros(1, bool), "never"))
+    session = rnn_lower.StreamingSession(wrong)
+    first, again = session.run({"x": X}), session.run({"x": X, "reset": np.ones(2, bool)})
+    assert np.abs(first["y"] - again["y"]).max() > 1e-3
+    assert "after input 'reset' has reset rows" in rnn_lower.prove_streaming(model, wrong).verdict
+
+
+def test_a_size_that_the_stream_fixes_is_named():
+    model = stack_of(lstm)
+    stream = rnn_lower.stream(model, axis="T")
+    dim = stream.graph.input[0].type.tensor_type.shape.dim[0]
+    dim.Clear()
+    dim.dim_value = 1
+    with pytest.raises(rnn_lower.RnnLowerError, match="invalid dimensions"):
+        outputs_in_chunks(stream, 50)
+    assert "only for size 1 of axis 0 of input 'x'" in rnn_lower.prove_streaming(model, stream).verdict
+
+
+def misdeclared(model: onnx.ModelProto) -> onnx.ModelProto:
+    name = model.graph.node[0].output[0]
+    model.graph.value_info.append(helper.make_tensor_value_info(name, TensorProto.DOUBLE, [7]))
+    return model
+
+
+@pytest.mark.parametrize("change", [first_frames(60), misdeclared], ids=["first frames", "misdeclared"])
+def test_a_false_whole_model_is_found(change, tmp_path):
+    onnx.save(rnn_lower.stream(stack_of(lstm), axis="T"), tmp_path / "in.onnx")
+
+    def accept(path, result):
+        onnx.save(wrong := change(onnx.load(path)), path)
+        if change is misdeclared:
+            with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.Fail):
+                run_onnxruntime(wrong, {"x": X})
+            with pytest.raises(rnn_lower.RnnLowerError, match="onnxruntime runs the model that was converted, but not"):
+                api.compare_whole(result, path, True, False)
+        else:
+            assert run_onnxruntime(wrong, {"x": X})[0].shape[1] == 60
+            assert not any(api.compare_whole(result, path, True, False))
+        assert not any(api.compare_whole(result, path, False, True))
+        return False
+
+    api.unstream_file(tmp_path / "in.onnx", tmp_path / "out.onnx", accept=accept)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"every": 10**19}, {"late": {"y": -1000}}, {"reach": -50}, {"inputs": {"x": 7}}, {"outputs": {"y": 9, "r": 1}},
+        {"symbols": {}}, {"states": [{"shape": [["1/0", []]]}]}, {"warm_up": {"y": 3}}, {"seen": "nothing"},
+        {"inputs": {}}, {"reset": "x"}, {"late": [["y", 1]]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_damaged_plan_is_named(entries):
+    model = stack_of(lstm)
+    stream = rnn_lower.stream(model, axis="T")
+    if "states" in entries:
+        states = json.loads(next(prop.value for prop in stream.metadata_props if prop.key == KEY))["states"]
+        entries = {"states": [states[0] | entries["states"][0], *states[1:]]}
+    with pytest.raises(rnn_lower.RnnLowerError, match=r"metadata entry 'rnn_lower\.stream' of the model is damaged"):
+        rnn_lower.prove_streaming(model, with_plan(stream, **entries))
+
+
+@pytest.mark.parametrize("entries", [{"late": {"y": 10**6}}, {"every": 10**8}], ids=str)
+def test_a_plan_that_is_too_long_to_compare(entries):
+    model = stack_of(lstm)
+    with pytest.raises(rnn_lower.RnnLowerError, match=r"at most 10000000 frames, 600 chunks late, are supported"):
+        rnn_lower.prove_streaming(model, with_plan(rnn_lower.stream(model, axis="T"), **entries))
