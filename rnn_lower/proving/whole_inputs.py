@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -10,11 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.walk import Scope, constant, nodes
+from rnn_lower.ir.walk import Scope, constant, known_tensor, nodes, subgraphs
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.model_inputs import required_inputs, symbol
 from rnn_lower.proving.operators import OutOfScopeError
 from rnn_lower.proving.whole_evaluator import COMPARE, TABLES
+from rnn_lower.transforms.evaluate import evaluate_node
 
 SIZES = (3, 1, 2, 4, 7, 13, 0)
 """Values for the first free size; each further size is one larger. A model need not run with all of them."""
@@ -27,6 +29,9 @@ SHAPES = ("Concat", "ConstantOfShape", "Expand", "Reshape", "Split", "Squeeze", 
 MOST_COUNTED = 2000
 """The largest constant beyond which sizes are tried. A graph may change its behaviour at any integer that an operator
 reads, except the operators of SHAPES, and at any float that one of COMPARE reads."""
+
+ANY_COUNT, FEW = 67, 64
+"""A size to try because a float may count, too; and the most elements of constants from which nodes compute others."""
 
 INTEGERS = 4
 """The exclusive upper bound of small integers, which is below the sizes of most models."""
@@ -80,9 +85,24 @@ def long_sizes(model: ir.Model) -> Iterator[dict[str, int]]:
         yield {name: size if name in long else other for names in free for name in names}
 
 
-def _counted(node: ir.Node, scope: Scope) -> Iterator[int]:
+def _known_values(model: ir.Model) -> dict[ir.Value | None, np.ndarray]:
+    """The constants of a model with few elements, and what nodes compute from them."""
+    known: dict[ir.Value | None, np.ndarray] = {}
+    for node, scope in nodes(model):
+        for value in node.inputs:
+            tensor = known_tensor(value)
+            if tensor is not None and (tensor.size <= FEW or node.op_type in ("Shape", "Size")):
+                known[value] = tensor.numpy() if tensor.size <= FEW else np.broadcast_to(0, tensor.shape.numpy())
+        if node.inputs and all(value in known for value in node.inputs) and not any(subgraphs(node)):
+            with contextlib.suppress(Exception):  # a node that cannot run, which the comparison reports
+                results = evaluate_node(node, [known[value] for value in node.inputs], scope.opset)
+                known.update(zip((value for value in node.outputs if value.name), results, strict=True))
+    return known
+
+
+def _counted(node: ir.Node, scope: Scope, known: Mapping[ir.Value | None, np.ndarray]) -> Iterator[int]:
     """Yield constants that a node compares with, counts with or slices at, except for columns in loop bodies."""
-    arrays = [constant(value) for value in node.inputs]
+    arrays = [known.get(value, constant(value)) for value in node.inputs]
     if node.op_type in TABLES and scope.outer is not None and arrays and arrays[0] is not None:
         yield from arrays[0].shape  # a step may look up its position in a table of this size
     axes = arrays[3] if node.op_type == "Slice" and len(arrays) > 3 else None
@@ -100,14 +120,18 @@ def sizes_beyond(models: Sequence[ir.Model], sizes: Mapping[str, int], all_numbe
 
     Raises OutOfScopeError if all are asked for, and one is too large.
     """
-    numbers = {number for model in models for node, scope in nodes(model) for number in _counted(node, scope)}
+    numbers = set[int]()
+    for model in models:
+        known = _known_values(model)
+        numbers.update(number for node, scope in nodes(model) for number in _counted(node, scope, known))
     large = sorted(number for number in numbers if max(SIZES) < number <= (math.inf if all_numbers else MOST_COUNTED))
     if large and large[-1] > MOST_COUNTED:
         raise OutOfScopeError(
             f"a node compares a size with the constant {large[-1]}; the proof supports constants up to {MOST_COUNTED}"
         )
     near = {number + more for number in numbers if 0 < number <= max(SIZES) for more in (0, 1)} - {*SIZES}
-    for number in (*sorted(near), *(number + more for number in large[-4:] for more in (0, 2))):
+    beyond = [number + more for number in large[-4:] for more in (0, 2)] + [ANY_COUNT] * all_numbers
+    for number in (*sorted(near), *beyond):
         for name in sizes:
             yield {**dict.fromkeys(sizes, 2), name: number}
 

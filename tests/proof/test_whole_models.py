@@ -170,6 +170,32 @@ def test_a_mask_of_a_raised_loop_is_kept(backwards, mask):
     close(run_onnxruntime(rnn_lower.lower(model, raise_loops=True), feeds), run_onnxruntime(model, feeds))
 
 
+LIMITS = {
+    "product": "a = Mul(ten, ten) most = Add(a, one)", "cast": "most = Cast<to = 7>(hundred)",
+    "size": "most = Size(table)", "shape": "s = Shape(table) most = Squeeze(s)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", LIMITS)
+def test_a_limit_of_steps_that_nodes_compute_is_kept(how):
+    """The loop runs at most about 100 steps, which no recurrent node does."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 17]> g (float[T,B,3] x, float[B,3] h0) => (float[?,B,3] y, float[B,3] hT)
+        <int64 ten = {10}, int64 one = {1}, float hundred = {100.0}, int64 zero = {0}, bool yes = {1}> {
+        k = Shape(x) t = Gather(k, zero) LIMIT trip = Min(t, most)
+        hT, y = Loop(trip, yes, h0) <body = b (int64 i, bool c, float[?,3] h) => (bool d, float[?,3] next, float[?,3] o)
+        {xt = Gather(x, i) hr = MatMul(h, R) z = Add(xt, hr) next = Tanh(z) o = Identity(next) d = Identity(c)}>}
+        """.replace("LIMIT", LIMITS[how])
+    )
+    rng = np.random.default_rng(1)
+    for name, array in (("R", rng.standard_normal((3, 3))), ("table", rng.standard_normal(100))):
+        model.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
+    feeds = {"x": rng.standard_normal((120, 2, 3)).astype(np.float32), "h0": np.zeros((2, 3), np.float32)}
+    wanted = run_onnxruntime(model, feeds)
+    assert len(wanted[0]) < 120
+    close(run_onnxruntime(rnn_lower.raise_loops(model), feeds), wanted)
+
+
 def test_weights_that_training_updates():
     """Training may update a weight that the other model reads no more."""
     original, other = (
