@@ -143,7 +143,7 @@ class _Comparison:
 
     count: evaluations of both.  ran: sizes with which both ran.  undefined: sizes with which a result was
     undefined.  outcomes: by comparison of input integers, those seen.  kept: inputs that always had their default.
-    empty: outputs that were always empty.  unexecuted: bodies that never ran.
+    empty: outputs that were always empty.  hollow: values that were.  unexecuted: bodies that never ran.
     """
 
     def __init__(
@@ -166,8 +166,10 @@ class _Comparison:
         self.narrow = kinds if len(kinds) == 1 else set[ir.DataType]()
         self.count, self.outcomes, self.ran = 0, dict[ir.Node, set[bool]](), list[Mapping[str, int]]()
         self.undefined: list[Mapping[str, int]] = []
-        self.empty = {str(value.name) for value in self.models[0].graph.outputs}
-        self.unexecuted = {body for model in self.models for node, _ in nodes(model) for _, body in subgraphs(node)}
+        self.empty = {str(value.name) for value in self.models[0].graph.outputs if 0 not in (value.shape or ())}
+        self.hollow = {value for model in self.models for value in _values(model) if value.name}
+        self.bodies = [{body for node, _ in nodes(model) for _, body in subgraphs(node)} for model in self.models]
+        self.unexecuted = set[ir.Graph]().union(*self.bodies)
         self.declared = {str(value.name): value.shape for value in _values(self.models[0]) if value.shape is not None}
         self.kept = {str(value.name) for value in overridable_inputs(self.models[1])}
 
@@ -186,6 +188,9 @@ class _Comparison:
             raise OutOfScopeError(
                 f"both models run only if an input size ({', '.join(self.ran[0])}) is 0 or 1; set the sizes (--dim)"
             )
+        bodies = [{ir.to_proto(body).SerializeToString() for body in self.unexecuted & held} for held in self.bodies]
+        if bodies[1] - bodies[0]:
+            raise OutOfScopeError("a loop body or a branch that lowering changed ran in no comparison")
         if self.kept:
             raise OutOfScopeError(f"both models run only with the default value of input '{min(self.kept)}'")
         if left := self._one_sided():
@@ -261,9 +266,9 @@ class _Comparison:
         for index, sizes in enumerate(cases):
             for draw in range(max(self.points, draws)) if index == 0 else range(index, index + draws):
                 yield Trial(index, sizes, draw)
-        for sizes in longer if self.empty or self._usual() is None else ():
+        for sizes in longer if self.hollow or self._usual() is None else ():
             yield from (Trial(len(cases), sizes, draw) for draw in range(max(self.points, draws)))
-        for sizes in sizes_beyond(self.models, cases[0], False) if self.unexecuted and not self.exact else ():
+        for sizes in sizes_beyond(self.models, cases[0], False) if self.hollow and not self.exact else ():
             yield Trial(len(cases), sizes, 0)
         for draw in range(LARGE_DRAWS if self.integers else 0):
             yield Trial(0, self._usual() or cases[0], draw, large=True)
@@ -306,13 +311,16 @@ class _Comparison:
                     raise
                 return ""
             except OutOfScopeError as error:
-                if not trial.large and (results or not isinstance(error, UndefinedError) or not self.integers):
+                is_empty = 0 in trial.sizes.values()
+                undefined = isinstance(error, UndefinedError) and not results and (is_empty or bool(self.integers))
+                if not trial.large and not undefined:
                     raise
-                if not trial.large and trial.sizes not in self.undefined:
+                if not (trial.large or is_empty) and trial.sizes not in self.undefined:
                     self.undefined.append(trial.sizes)
                 return ""  # the size of an integer, or its being zero, may be why
             symbols.append(set(field.symbols))
             self.unexecuted -= evaluator.executed
+            self.hollow -= evaluator.filled
             for node, seen in evaluator.outcomes.items():
                 self.outcomes.setdefault(node, set()).update(seen)
         self.count += 1

@@ -73,7 +73,7 @@ class WholeEvaluator(ModelInterpreter):
     node that makes booleans from input integers, or branches on them, the values seen.  flow: the values that depend on
     input integers.  lengths: recurrent nodes may read lengths in place of comparisons.  large: input integers are
     large.  trusted: the declared shapes that need not be compared with actual ones, by name; None for all.
-    executed: the bodies that ran.
+    executed: the bodies that ran.  filled: the values that were not empty.
     """
 
     narrow: Collection[ir.DataType] = ()
@@ -92,6 +92,7 @@ class WholeEvaluator(ModelInterpreter):
         self._symbols: dict[int, set[str]] = {}
         self.outcomes: dict[ir.Node, set[bool]] = {}
         self.executed: set[ir.Graph] = set()
+        self.filled: set[ir.Value] = set()
 
     def outputs(self, feeds: Mapping[str, Array]) -> list[Array]:
         """See `ModelInterpreter.outputs`."""
@@ -307,6 +308,8 @@ class WholeEvaluator(ModelInterpreter):
             if dtype == ir.DataType.UINT64 and array.min(initial=0) < 0:
                 raise OutOfScopeError(f"unsigned integers in '{value.name}' wrap around")
             array = array.astype(dtype.numpy()).astype(np.int64)
+        if array.size:
+            self.filled.add(value)
         super()._bind(value, array)
 
     def _computed(self, node: ir.Node, numbers: Sequence[np.ndarray | None]) -> Sequence[Array]:

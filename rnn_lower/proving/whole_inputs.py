@@ -30,8 +30,9 @@ MOST_COUNTED = 2000
 """The largest constant beyond which sizes are tried. A graph may change its behaviour at any integer that an operator
 reads, except the operators of SHAPES, and at any float that one of COMPARE reads."""
 
-ANY_COUNT, FEW = 67, 64
-"""A size to try because a float may count, too; and the most elements of constants from which nodes compute others."""
+ANY_COUNT, MOST_LIMITS, FEW = 67, 12, 1 << 16
+"""A size to try because a float may count, too; the number of large constants beyond which sizes are tried; and the
+most elements of constants from which nodes compute others."""
 
 INTEGERS = 4
 """The exclusive upper bound of small integers, which is below the sizes of most models."""
@@ -68,13 +69,14 @@ def _free(value: ir.Value) -> list[str]:
 
 
 def small_sizes(model: ir.Model) -> Iterator[dict[str, int]]:
-    """Yield small values for the free sizes of the inputs, by name: growing, equal, and falling ones."""
+    """Yield small values for the free sizes of the inputs, by name: growing, equal, falling, and with one doubled."""
     free = list(dict.fromkeys(name for value in model.graph.inputs for name in _free(value)))
     for size in SIZES if free else SIZES[:1]:
         yield {name: size + index if size else 0 for index, name in enumerate(free)}
     for size in SIZES[:1] if len(free) > 1 else ():
         yield dict.fromkeys(free, size)
         yield {name: size + index for index, name in enumerate(reversed(free))}
+        yield from ({**dict.fromkeys(free, 2), name: 4} for name in free)
 
 
 def long_sizes(model: ir.Model) -> Iterator[dict[str, int]]:
@@ -130,7 +132,7 @@ def sizes_beyond(models: Sequence[ir.Model], sizes: Mapping[str, int], all_numbe
             f"a node compares a size with the constant {large[-1]}; the proof supports constants up to {MOST_COUNTED}"
         )
     near = {number + more for number in numbers if 0 < number <= max(SIZES) for more in (0, 1)} - {*SIZES}
-    beyond = [number + more for number in large[-4:] for more in (0, 2)] + [ANY_COUNT] * all_numbers
+    beyond = [number + more for number in large[-MOST_LIMITS:] for more in (0, 2)] + [ANY_COUNT] * all_numbers
     for number in (*sorted(near), *beyond):
         for name in sizes:
             yield {**dict.fromkeys(sizes, 2), name: number}

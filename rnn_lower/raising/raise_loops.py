@@ -19,7 +19,7 @@ from rnn_lower.builder.graph_builder import GraphBuilder, detach
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.walk import constant, default_opset, used_names
-from rnn_lower.loops.unrolling import behind_identity
+from rnn_lower.loops.unrolling import LOOPS, behind_identity
 from rnn_lower.lowering.node import Dim
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import Dims
@@ -107,6 +107,10 @@ def _folded(model: ir.Model) -> ir.Model:
                     for user, index in list(before.uses()):
                         user.replace_input_with(index, start)
     fold(twin)
+    loops = {node.name: node for node in model.graph if node.name and node.op_type in LOOPS}
+    for node in twin.graph:  # an Identity that folding removes has left its name to a result of the loop
+        for value, old in zip(node.outputs, loops[node.name].outputs if node.name in loops else (), strict=False):
+            value.name = old.name
     return twin
 
 
@@ -116,6 +120,8 @@ def _raise_region(model: ir.Model, region: Region, twin: ir.Model) -> Raised | N
         return None
     shape_info = ShapeInfo(model).inferred_now()
     deadline, why = time.thread_time() + SECONDS, "its states are not updated as in an RNN, GRU or LSTM"
+    if not region.op_type and any(_reads_number(loop) for loop in region.loops if loop.op_type == "Loop"):
+        return Raised(region.name, why="its steps use their number for more than selecting their inputs")
     if any(_is_choice(node, shape_info) for loop in region.loops for node in loop.attributes["body"].as_graph()):
         why = (
             "its steps select values by a boolean condition (for example, a mask that skips steps in "
@@ -146,6 +152,19 @@ def _is_choice(node: ir.Node, shape_info: ShapeInfo) -> bool:
     return node.op_type == "Where" or (
         node.op_type == "Cast" and x is not None and shape_info.dtype(x) == ir.DataType.BOOL
     )
+
+
+def _reads_number(loop: ir.Node) -> bool:
+    """Whether the number of a step reaches a state or a result of a Loop other than as the position of an input."""
+    body = loop.attributes["body"].as_graph()
+    waiting, seen = [body.inputs[0]], set[ir.Value]()
+    while waiting:
+        value = waiting.pop()
+        seen.add(value)
+        for node, index in value.uses():
+            selects = node.op_type in ("Gather", "Slice") and index > 0
+            waiting += [] if selects else [out for out in node.outputs if out not in seen]
+    return any(value in seen for value in body.outputs[1:])
 
 
 def _replace(graph: ir.Graph, region: Region, proposal: Proposal) -> None:
@@ -251,7 +270,8 @@ def _batches(axes: Sequence[tuple[ir.Value, int]], shape_info: ShapeInfo) -> lis
 
 def _with_one_batch(shape: ir.Shape | None, batches: Sequence[Dim]) -> ir.Shape | None:
     """A shape in which equal sizes have one name."""
-    if shape is None or not {plain_dim(dim) for dim in shape} & {*batches[1:]}:
+    tied = [dim for dim in shape or () if plain_dim(dim) in batches[1:]]
+    if shape is None or len(tied) != 1:  # two axes of one name: one of them is time
         return shape
     return ir.Shape([batches[0] if plain_dim(dim) in batches[1:] else dim for dim in shape])
 

@@ -222,3 +222,38 @@ def test_large_nodes(op):
     array[-1, -1] += 0.5
     weight.CopyFrom(numpy_helper.from_array(array, weight.name))
     assert not rnn_lower.prove(model, lowered).ok
+
+
+@pytest.mark.parametrize("node", ["m = Div(s, ten)", "f = Cast<to = 1>(i) m = Mul(f, small)"])
+def test_a_step_that_reads_its_number_is_kept(node):
+    """From step 150 on, the state stays, which shows only in long runs."""
+    less = "keep = Less(m, fifteen)" if "Div" in node else "keep = Less(m, half)"
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 17]> g (float[T,B,3] x, float[B,3] h0) => (float[T,B,3] y, float[B,3] hT)
+        <int64 ten = {10}, int64 fifteen = {15}, float small = {0.01}, float half = {1.5}, int64 zero = {0}, bool yes = {1}> {
+        k = Shape(x) t = Gather(k, zero)
+        hT, y = Loop(t, yes, h0) <body = b (int64 i, bool c, float[?,3] h) => (bool d, float[?,3] next, float[?,3] o)
+        {s = Identity(i) NODE LESS g1 = Cast<to = 1>(keep) xt = Gather(x, i) hr = MatMul(h, R) z = Add(xt, hr) n = Tanh(z)
+        a = Sub(n, h) q = Mul(g1, a) next = Add(h, q) o = Identity(next) d = Identity(c)}>}
+        """.replace("NODE", node).replace("LESS", less)
+    )
+    model.graph.initializer.append(numpy_helper.from_array(RNG.standard_normal((3, 3)).astype(np.float32), "R"))
+    feeds = {"x": RNG.standard_normal((170, 2, 3)).astype(np.float32), "h0": np.zeros((2, 3), np.float32)}
+    close(run_onnxruntime(rnn_lower.raise_loops(model), feeds), run_onnxruntime(model, feeds))
+
+
+def test_a_loop_whose_result_is_an_output_behind_an_identity_is_raised():
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 17]> g (float[T,B,3] x, float[B,3] h0) => (float[T,B,3] y)
+        <int64 zero = {0}, bool yes = {1}> {
+        k = Shape(x) t = Gather(k, zero)
+        [loop] hT, r = Loop(t, yes, h0) <body = b (int64 i, bool c, float[?,3] h) => (bool d, float[?,3] next, float[?,3] o)
+        {xt = Gather(x, i) hr = MatMul(h, R) z = Add(xt, hr) next = Tanh(z) o = Identity(next) d = Identity(c)}>
+        y = Identity(r)}
+        """
+    )
+    model.graph.initializer.append(numpy_helper.from_array(RNG.standard_normal((3, 3)).astype(np.float32), "R"))
+    raised = rnn_lower.raise_loops(model)
+    assert len(remaining(raised)) == 1
+    feeds = {"x": RNG.standard_normal((7, 2, 3)).astype(np.float32), "h0": np.ones((2, 3), np.float32)}
+    close(run_onnxruntime(raised, feeds), run_onnxruntime(model, feeds))
