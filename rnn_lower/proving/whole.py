@@ -143,7 +143,7 @@ class _Comparison:
 
     count: evaluations of both.  ran: sizes with which both ran.  undefined: sizes with which a result was
     undefined.  outcomes: by comparison of input integers, those seen.  kept: inputs that always had their default.
-    empty: outputs that were always empty.  hollow: values that were.  unexecuted: bodies that never ran.
+    empty: outputs that were always empty.  hollow: values of nodes that were.  unexecuted: bodies that never ran.
     """
 
     def __init__(
