@@ -29,6 +29,7 @@ from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof,
 from rnn_lower.proving.whole_evaluator import COMPARISONS, FEW, NotRunError, WholeEvaluator
 from rnn_lower.proving.whole_inputs import (
     MOST_COUNTED,
+    SIZES,
     Trial,
     compared_numbers,
     draw_inputs,
@@ -264,7 +265,8 @@ class _Comparison:
         real = all(value.dtype is None or value.dtype.is_floating_point() for value in model.graph.inputs)
         draws = INTEGER_DRAWS if not real else 2 if self.kept else 1
         for index, sizes in enumerate(cases):
-            for draw in range(max(self.points, draws)) if index == 0 else range(index, index + draws):
+            count = draws if index < len(SIZES) else min(draws, 2)
+            for draw in range(max(self.points, draws)) if index == 0 else range(index, index + count):
                 yield Trial(index, sizes, draw)
         for sizes in longer if self.hollow or self._usual() is None else ():
             yield from (Trial(len(cases), sizes, draw) for draw in range(max(self.points, draws)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -29,6 +28,9 @@ SHAPES = ("Concat", "ConstantOfShape", "Expand", "Reshape", "Split", "Squeeze", 
 MOST_COUNTED = 2000
 """The largest constant beyond which sizes are tried. A graph may change its behaviour at any integer that an operator
 reads, except the operators of SHAPES, and at any float that one of COMPARE reads."""
+
+FEW_COUNTED, FEW_LIMITS = 256, 4
+"""Likewise if only a few are tried: the largest constant, and the number of constants."""
 
 ANY_COUNT, MOST_LIMITS, FEW = 67, 12, 1 << 16
 """A size to try because a float may count, too; the number of large constants beyond which sizes are tried; and the
@@ -118,7 +120,7 @@ def _counted(node: ir.Node, scope: Scope, known: Mapping[ir.Value | None, np.nda
 
 
 def sizes_beyond(models: Sequence[ir.Model], sizes: Mapping[str, int], all_numbers: bool) -> Iterator[dict[str, int]]:
-    """Yield sizes beyond the constants that a node compares with or a loop counts to, or only beyond the small ones.
+    """Yield sizes beyond the constants that a node compares with or a loop counts to, or only beyond a few of them.
 
     Raises OutOfScopeError if all are asked for, and one is too large.
     """
@@ -126,14 +128,18 @@ def sizes_beyond(models: Sequence[ir.Model], sizes: Mapping[str, int], all_numbe
     for model in models:
         known = _known_values(model)
         numbers.update(number for node, scope in nodes(model) for number in _counted(node, scope, known))
-    large = sorted(number for number in numbers if max(SIZES) < number <= (math.inf if all_numbers else MOST_COUNTED))
+    large = sorted(number for number in numbers if number > max(SIZES))
+    if not all_numbers:
+        chosen = [number + 1 for number in large if number <= FEW_COUNTED][-FEW_LIMITS:]
+        yield from ({**dict.fromkeys(sizes, 2), name: number} for number in chosen for name in sizes)
+        return
     if large and large[-1] > MOST_COUNTED:
         raise OutOfScopeError(
             f"a node compares a size with the constant {large[-1]}; the proof supports constants up to {MOST_COUNTED}"
         )
     near = {number + more for number in numbers if 0 < number <= max(SIZES) for more in (0, 1)} - {*SIZES}
-    beyond = [number + more for number in large[-MOST_LIMITS:] for more in (0, 2)] + [ANY_COUNT] * all_numbers
-    for number in (*sorted(near), *beyond):
+    beyond = [number + more for number in large[-MOST_LIMITS:] for more in (0, 2)]
+    for number in (*sorted(near), *beyond, ANY_COUNT):
         for name in sizes:
             yield {**dict.fromkeys(sizes, 2), name: number}
 
