@@ -40,8 +40,8 @@ class Bad:
 
     build: writes what it needs into an empty folder and answers the command line.  words: of the one line on stderr,
     those that docs/errors.md lists, with … for anything.  about: the file, or the option, that the line names.
-    as_root: whether it is a mistake for root too, whom permissions do not stop.  runs: whether `check` takes the model
-    all the same, since it runs functions inlined.
+    as_root: whether it is a mistake for root too, whom permissions do not stop.
+    runs: whether `check`, `prove` and `lint` take the model all the same, since they read functions inlined.
     """
 
     name: str
