@@ -479,7 +479,8 @@ def lint(
 
     Raises the errors of `inspect`, and RnnLowerError for an unknown target.
     """
-    document, path = _opened(model, dims)
+    opened, path = _opened(model, dims)
+    document, _ = _naming_file(path, lambda: read_document(opened))
 
     def attempt(wanted: RecurrentNode) -> None:
         again, site = document.again(), (wanted.name, wanted.path)
@@ -494,12 +495,9 @@ def lint(
             loop.node: (loop.mend, bool(loop.recognized) or loop.unrolls) for loop in inspecting.inspect_loops(document)
         }
 
-    def result() -> LintReport:
-        nonlocal document
-        document, _ = read_document(document)
-        return linting.lint(document.model, find_target(target), document.shape_info, attempt, mends)
-
-    return _naming_file(path, result)
+    return _naming_file(
+        path, lambda: linting.lint(document.model, find_target(target), document.shape_info, attempt, mends)
+    )
 
 
 @public
