@@ -102,7 +102,10 @@ def compare_models(
 
 
 class ModelPair:
-    """The original and the lowered model; `judge` and `runner` name their runtimes. on: the runtime of the lowered."""
+    """The original and the lowered model; `judge` and `runner` name their runtimes.
+
+    on: the runtime of the lowered model.  load_error: why onnxruntime did not load the original, or "".
+    """
 
     def __init__(self, original: Any, lowered: Any, on: str | None = None) -> None:
         self.original, self._original_path = files.open_model(original)
@@ -127,6 +130,7 @@ class ModelPair:
         if on is not None:
             self._run_lowered = runtimes.open_runtime(on, self.lowered)
             self.runner = f"{on} {runtimes.version(on)}"
+        self.load_error = ""
         self._unknown = ""
         self._refused = ""
         refused = next((reason for node in self.nodes if (reason := refused_by_onnxruntime(node))), None)
@@ -227,7 +231,8 @@ class ModelPair:
         except Exception as error:
             self._refused = " ".join(str(error).split()).rpartition(", Error ")[2][:200]
             self._unknown = self._unknown or _unknown_operator(error)
-            self.judge = f"{REFERENCE} (onnxruntime: {one_line(error)[:120]})"
+            self.load_error = one_line(error)[:120]
+            self.judge = f"{REFERENCE} (onnxruntime: {self.load_error})"
             return open_reference(self.original)
 
     def lowered_results(self, feeds: Feeds) -> list[Any]:

@@ -58,9 +58,9 @@ def new_faults(old: Document, new: Document) -> list[str]:
             _ = document.model  # which sorts the outline: onnxruntime accepts any order, the checker does not
         error = "" if malformed(old.outline) else malformed(new.outline)
     if error:
-        return [*faults, f"onnx's checker reports that the lowered model is invalid: {error}"]
+        return [*faults, f"onnx's checker reports that the new model is invalid: {error}"]
     error = "" if faults else new_misdeclaration(old.outline, new.outline)
-    return [*faults, f"onnx's inference reports that the lowered model is invalid: {error}"] if error else faults
+    return [*faults, f"onnx's inference reports that the new model is invalid: {error}"] if error else faults
 
 
 def new_misdeclaration(old: onnx.ModelProto, new: onnx.ModelProto) -> str:

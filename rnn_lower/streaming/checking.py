@@ -12,7 +12,7 @@ from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving import prover
 from rnn_lower.proving.report import CheckReport
-from rnn_lower.streaming.chunked_runs import CALLS, LONG, ChunkedRuns
+from rnn_lower.streaming.chunked_runs import CALLS, ChunkedRuns, Trial
 from rnn_lower.streaming.plan import Plan
 from rnn_lower.streaming.session import StreamingSession
 from rnn_lower.validation import check_numbers
@@ -47,15 +47,14 @@ def check_streaming(
     for index in range(runs):
         if plan.inputs:
             steps = max(LENGTHS[index % len(LENGTHS)], chunked.remembered + index)
-            _compare_chunks(chunked, index, steps, judge, runner, comparison)
+            _compare_chunks(chunked, index, Trial(steps, (1,), mixed=2), judge, runner, comparison)
         else:
             _compare_calls(chunked, index, judge, runner, ModelPair(fused, fused), comparison)
-    for number, steps in enumerate(chunked.longer() if plan.inputs else (), runs):
-        _compare_chunks(chunked, number, steps, judge, runner, comparison)
+    for number, trial in enumerate(chunked.long_trials() if plan.inputs else (), runs):
+        _compare_chunks(chunked, number, trial, judge, runner, comparison)
     old, new = (runner, judge) if whole_is_new else (judge, runner)
-    if old.judge == ORT and "(onnxruntime: " in new.judge:
-        why = new.judge.partition("(onnxruntime: ")[2].removesuffix(")")
-        raise RnnLowerError(f"onnxruntime runs the model that was converted, but not the new one: {why}")
+    if old.judge == ORT and new.load_error:
+        raise RnnLowerError(f"onnxruntime runs the model that was converted, but not the new one: {new.load_error}")
     proof = prover.quick_proof(fused, document, PROOF_SECONDS)
     nothing = comparison.nothing_compared({*plan.outputs}, True) or chunked.empty()
     located = () if proof is None or proof.changed else proof.differing  # other changes, such as folding, explain them
@@ -71,20 +70,19 @@ def check_streaming(
 
 
 def _compare_chunks(
-    chunked: ChunkedRuns, index: int, steps: int, judge: ModelPair, runner: ModelPair, comparison: Comparison
+    chunked: ChunkedRuns, index: int, trial: Trial, judge: ModelPair, runner: ModelPair, comparison: Comparison
 ) -> None:
-    """Compare a whole run with chunks; runs that are longer than the others have few chunks."""
-    sizes, mixed = ((1,), 2) if steps not in chunked.longer() else ((LONG[0] + 1,), 0)
+    """Compare a whole run with chunks."""
     sampled = chunked.sampled(
-        index, steps, lambda feeds: (feeds, judge.original_results(feeds)), OriginalFails, judge.nodes
+        index, trial.steps, lambda feeds: (feeds, judge.original_results(feeds)), OriginalFails, judge.nodes
     )
-    if isinstance(sampled, str) and not mixed:  # too long for the original
+    if isinstance(sampled, str) and trial.is_long:
         return
     if isinstance(sampled, str):
         raise RnnLowerError(f"the original model does not run with the sampled inputs: {sampled}")
     (feeds, results), names = sampled, list(chunked.plan.outputs)
     whole = dict(zip(judge.output_names, results, strict=True))
-    for lengths in chunked.chunkings(feeds, index, sizes, mixed):
+    for lengths in chunked.chunkings(feeds, index, trial):
         session = StreamingSession(chunked.made, run=runner.original_results)
         try:
             outputs = chunked.stream_through(session, feeds, lengths)

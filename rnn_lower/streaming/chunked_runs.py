@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,20 @@ CALLS = 6
 """The number of consecutive runs of a model that computes one step per run."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One sampled sequence and the chunks that it is divided into.
+
+    steps: its length.  sizes: in equal chunks of each of these lengths.  mixed: the number of divisions into random
+    lengths.  is_long: whether the original may refuse the length.
+    """
+
+    steps: int
+    sizes: Sequence[int]
+    mixed: int
+    is_long: bool = False
+
+
 class ChunkedRuns:
     """Sampling and chunking for runs of the original and of a streaming model.
 
@@ -49,20 +64,21 @@ class ChunkedRuns:
         self.wholes: dict[str, dict[int, int]] = defaultdict(dict)
         self.missing: dict[str, int] = {}
 
-    def longer(self) -> list[int]:
-        """The steps of runs with longer chunks than the others; none if the original has one length."""
+    def long_trials(self) -> list[Trial]:
+        """The trials with longer chunks than the others; none if the original has one length."""
         if fixed_step(self.original, self.plan) is not None:
             return []
         rng = np.random.default_rng([self.seed, *LONG])
         lengths = [int(rng.integers(*ends)) for ends in itertools.pairwise(LONG)]
         chosen = lengths if self.fixed_step is None else lengths[:1]
-        return [self.remembered - (-length // self.step) for length in chosen]
+        steps = (self.remembered - (-length // self.step) for length in chosen)
+        return [Trial(each, (LONG[0] + 1,), mixed=0, is_long=True) for each in steps]
 
     def sampled(
         self, index: int, steps: int, run: Callable[[Feeds], T], failure: type[Exception],
         nodes: Sequence[RecurrentNode] | None = None,
     ) -> T | str:  # fmt: skip
-        """The results of the original over so many steps after the delay, for sampled inputs; or why no sample ran.
+        """The results of the original over `steps` steps after the delay, for sampled inputs; or why no sample ran.
 
         failure: the exception that `run` raises for inputs that the original does not accept.
         """
@@ -90,16 +106,16 @@ class ChunkedRuns:
                 why = why or str(error)
         return why
 
-    def chunkings(self, feeds: Feeds, index: int, sizes: Sequence[int], mixed: int) -> Iterator[list[int]]:
+    def chunkings(self, feeds: Feeds, index: int, trial: Trial) -> Iterator[list[int]]:
         """The chunk lengths to try: equal ones, mixed ones, and the whole sequence."""
         name, axis = next(iter(self.plan.inputs.items()))
         frames, step = feeds[name].shape[axis], self.step
         count, rng = frames // step, np.random.default_rng([self.seed, index])
-        for size in sizes if self.fixed_step is None else (1,):
+        for size in trial.sizes if self.fixed_step is None else (1,):
             yield [step * n for n in [size] * (count // size) + [count % size] * (count % size > 0)]
         if self.fixed_step is not None:
             return
-        for _ in range(mixed):
+        for _ in range(trial.mixed):
             cuts = np.flatnonzero(rng.integers(0, 2, count - 1) == 0) + 1
             edges = [0, *(int(cut) for cut in cuts), count]
             yield [step * (b - a) for a, b in itertools.pairwise(edges)]
@@ -136,9 +152,9 @@ class ChunkedRuns:
             begin += length
 
     def begun(self, name: str, frames: int, whole: Any, result: Any) -> Any:
-        """An output over so many input frames, without the frames that a stream would only emit later.
+        """An output over this number of input frames, without the frames that a stream would only emit later.
 
-        Their number is the same for all runs; the first run of a stream tells it.
+        Their number is the same for all runs, and found in the first one.
         """
         axis = self.plan.outputs[name]
         if not isinstance(axis, int) or axis >= min(whole.ndim, result.ndim):

@@ -26,7 +26,7 @@ from rnn_lower.proving.model_inputs import fixed_sizes, overrides
 from rnn_lower.proving.operators import OutOfScopeError, WrongError, known
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, number_of
 from rnn_lower.proving.whole_model import ModelInterpreter, limits_of
-from rnn_lower.streaming.chunked_runs import LONG, ChunkedRuns, fixed_step
+from rnn_lower.streaming.chunked_runs import ChunkedRuns, Trial, fixed_step
 from rnn_lower.streaming.floats import Rounding, difference_in_floats
 from rnn_lower.streaming.plan import Plan
 from rnn_lower.streaming.session import Feeds, StreamingSession
@@ -139,7 +139,7 @@ def _faults(original: Document, streaming: Document, plan: Plan, whole_is_new: b
             named = map(onnx.TensorProto.DataType.Name, types)
             faults.append(f"output '{name}' has type {' instead of '.join(named)}")
     pair = (streaming, original) if whole_is_new else (original, streaming)
-    return faults + [text.replace("lowered model", "new model") for text in new_faults(*pair)]
+    return faults + new_faults(*pair)
 
 
 def _limits(runs: ChunkedRuns, left_out: str) -> Iterator[str]:
@@ -153,20 +153,18 @@ def _limits(runs: ChunkedRuns, left_out: str) -> Iterator[str]:
 
 def _difference(runs: ChunkedRuns, index: int, field: Field, models: Sequence[ModelInterpreter]) -> str | None:
     """The first difference between chunks and the whole sequence, or None; some runs of point 0 are long."""
-    trials: list[tuple[int, Sequence[int], int]] = [(runs.remembered + MORE, (1, 2, 3), 1)]
-    trials += [(steps, (LONG[0] + 1,), 0) for steps in (runs.longer() if index == 0 else ())]
-    for number, (steps, sizes, mixed) in enumerate(trials):
-        feeds = _sampled(runs, index, steps, field, models[0])
-        if isinstance(feeds, str) and number == 0:
-            raise OutOfScopeError(f"the original model cannot be evaluated with sampled inputs: {feeds}")
-        if isinstance(feeds, str):  # too long for it
+    trials = [Trial(runs.remembered + MORE, (1, 2, 3), mixed=1), *(runs.long_trials() if index == 0 else ())]
+    for trial in trials:
+        feeds = _sampled(runs, index, trial.steps, field, models[0])
+        if isinstance(feeds, str) and trial.is_long:
             continue
-        lengths = runs.chunkings(feeds[0], index, sizes, mixed)
-        if why := _difference_of_chunks(runs, field, models[1], feeds, lengths):
+        if isinstance(feeds, str):
+            raise OutOfScopeError(f"the original model cannot be evaluated with sampled inputs: {feeds}")
+        if why := _difference_of_chunks(runs, field, models[1], feeds, runs.chunkings(feeds[0], index, trial)):
             return why
-        if number == 0 and (why := _late(runs, field, models[0], *feeds)):
+        if not trial.is_long and (why := _late(runs, field, models[0], *feeds)):
             return why
-        if number == 0 and (why := _no_reset(runs, field, models[1], feeds[0])):
+        if not trial.is_long and (why := _no_reset(runs, field, models[1], feeds[0])):
             return why
     return None
 
@@ -174,7 +172,7 @@ def _difference(runs: ChunkedRuns, index: int, field: Field, models: Sequence[Mo
 def _sampled(
     runs: ChunkedRuns, index: int, steps: int, field: Field, original: ModelInterpreter
 ) -> tuple[Feeds, Feeds] | str:  # fmt: skip
-    """Random inputs of so many steps and the outputs of the original, or why it does not run."""
+    """Random inputs of `steps` steps and the outputs of the original, or why it does not run."""
     listed = {value.name for value in runs.made.proto.graph.input}
     drawn = overrides(field, runs.original.model, np.random.default_rng([runs.seed, index])) if index % 2 else {}
     instead = {name: array for name, array in drawn.items() if name in listed and array.dtype == np.uint64}
