@@ -91,6 +91,11 @@ def _compare_chunks(
         pairs = zip(names, outputs, strict=True)
         wanted = [chunked.begun(name, sum(lengths), whole[name], result) for name, result in pairs]
         comparison.add(names, wanted, outputs)
+    if chunked.plan.reset is not None and not trial.is_long:
+        by_session, by_input = chunked.reset_results(
+            lambda: StreamingSession(chunked.made, run=runner.original_results), feeds
+        )
+        comparison.add([*by_session], [*by_session.values()], [by_input[name] for name in by_session])
 
 
 def _compare_calls(

@@ -185,8 +185,17 @@ class ChunkedRuns:
         names = (name for name, counts in self.emitted.items() if not any(map(any, counts.values())))
         return next((f"output '{name}' is always empty" for name in names if any(self.wholes[name].values())), "")
 
-    def reset_results(self, make: Callable[[], StreamingSession], chunks: Sequence[Feeds]) -> tuple[Feeds, Feeds]:
-        """The outputs and states after two chunks: rows are reset between them by the session, and by input `reset`."""
+    def reset_results(self, make: Callable[[], StreamingSession], feeds: Feeds) -> tuple[Feeds, Feeds]:
+        """The outputs and states after two chunks: rows are reset between them by the session, and by input `reset`.
+
+        Both are empty if the inputs are too short for two chunks.
+        """
+        name, axis = next(iter(self.plan.inputs.items()))
+        frames = feeds[name].shape[axis]
+        if frames < 2 * self.step:
+            return {}, {}
+        length = self.fixed_step or frames // self.step // 2 * self.step
+        chunks = [*self.pieces(feeds, [length, length])]
         by_session, by_input = make(), make()
         for session in (by_session, by_input):
             session.run(chunks[0])

@@ -238,11 +238,7 @@ def _no_reset(runs: ChunkedRuns, field: Field, streaming: ModelInterpreter, feed
     """How rows that the input `reset` resets differ from rows that start anew, or ""."""
     if runs.plan.reset is None:
         return ""
-    (name, axis), *_ = runs.plan.inputs.items()
-    frames = feeds[name].shape[axis]
-    first = frames // runs.step // 2 * runs.step if runs.fixed_step is None else runs.step
-    chunks = [*runs.pieces(feeds, [first, first])]
-    wanted, results = runs.reset_results(lambda: _session(runs, field, streaming), chunks)
+    wanted, results = runs.reset_results(lambda: _session(runs, field, streaming), feeds)
     for name, array in _elements(field, wanted).items():
         if why := _parts(array, _elements(field, results)[name]):
             return f"after input '{runs.plan.reset}' has reset rows, '{name}' {why}"

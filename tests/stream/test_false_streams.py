@@ -156,9 +156,11 @@ def test_an_output_that_becomes_double_is_not_proved():
 
 
 @pytest.mark.parametrize("states", ["each", "packed"])
-def test_a_reset_without_effect_is_not_proved(states):
+def test_a_reset_without_effect_is_found(states, tmp_path):
     model = stack_of(lstm)
-    stream = rnn_lower.stream(model, axis="T", reset=True, states=states)
+    onnx.save(model, tmp_path / "in.onnx")
+    made = api.stream_file(tmp_path / "in.onnx", tmp_path / "out.onnx", axis="T", reset=True, states=states)
+    stream = onnx.load(tmp_path / "out.onnx")
     assert rnn_lower.prove_streaming(model, stream)
     wrong = copied(stream)
     for node in wrong.graph.node:
@@ -168,6 +170,8 @@ def test_a_reset_without_effect_is_not_proved(states):
     first, again = session.run({"x": X}), session.run({"x": X, "reset": np.ones(2, bool)})
     assert np.abs(first["y"] - again["y"]).max() > 1e-3
     assert "after input 'reset' has reset rows" in rnn_lower.prove_streaming(model, wrong).verdict
+    assert api.check_streaming(made, stream).ok
+    assert not api.check_streaming(made, wrong).ok
 
 
 def test_a_size_that_the_stream_fixes_is_named():
