@@ -26,7 +26,7 @@ from rnn_lower.proving.interpreter import check_shape
 from rnn_lower.proving.operators import MOVED_BY_ONNX, OutOfScopeError, WrongError, cast_type
 from rnn_lower.proving.whole_model import ModelInterpreter
 from rnn_lower.proving.windows import SmallInputError
-from rnn_lower.transforms.evaluate import evaluate_node
+from rnn_lower.transforms.evaluate import UNSURE, evaluate_node
 from rnn_lower.transforms.strip_weights import sizes_of
 
 MOVES = (*MOVED_BY_ONNX, *DATA_MOVEMENT, "Pad", "Tile")
@@ -184,7 +184,7 @@ class WholeEvaluator(ModelInterpreter):
         is_emitted = node.metadata_props.get("rnn_lower.op") in OP_TYPES and node.op_type != "Add"
         rounds = (flows or is_emitted) and is_real and node.op_type not in (*MOVES, *COMPARE, "Cast")
         if own and not rounds and all(a is None or b is not None for a, b in zip(operands, numbers, strict=True)):
-            return self._computed(node, numbers)
+            return self._unknown(node, operands) if node.op_type in UNSURE else self._computed(node, numbers)
         self._use(operands)
         if own and node.op_type not in (*MOVES, *RINGS) and any(map(self._is_whole, node.inputs, operands)):
             return self._unknown(node, operands)

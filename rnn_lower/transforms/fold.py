@@ -20,14 +20,15 @@ from rnn_lower.ir.walk import get_attribute, known_tensor, nodes, recurrent_node
 from rnn_lower.sandbox import child_process
 from rnn_lower.sandbox.child_process import Ended, run_in_subprocess
 from rnn_lower.sandbox.resource_limits import run_with_limits
+from rnn_lower.transforms.evaluate import UNSURE
 from rnn_lower.transforms.inline import inlined
 from rnn_lower.transforms.strip_weights import without_annotations
 
 MARK = "rnn_lower.index"
 """The metadata key that identifies a node of the copy after inlining and folding."""
 
-UNSURE = ("Resize", "Unique", "Upsample")
-"""Operators for which onnx's evaluator, which folds constants, and onnxruntime return different results."""
+CORRECTED = ("BatchNormalization", "Hardmax", "LRN", "LogSoftmax", "LpNormalization", "Softmax")
+"""Operators that onnx's evaluator, with which onnxscript folds, computes wrongly (see `reference_operators`)."""
 
 SMALL = ("ConstantOfShape", "Transpose", "Expand", "Tile")
 """Operators that onnxscript does not fold, so that constants do not grow; constants of shapes are small."""
@@ -134,10 +135,10 @@ def _without_declared_shapes(model: ir.Model) -> Iterator[None]:
 def _is_small(node: ir.Node) -> bool | None:
     """Whether to fold a node that onnxscript skips: one that computes few elements from constants.
 
-    False where its evaluator is wrong: for UNSURE operators, and a Slice that runs backwards from before the first
-    element.
+    False where its evaluator is wrong: for operators of UNSURE and CORRECTED, and for a Slice that runs backwards from
+    before the first element.
     """
-    if _is_backwards(node) or (node.op_type in UNSURE and node.domain in DEFAULT_DOMAINS):
+    if _is_backwards(node) or (node.op_type in (*UNSURE, *CORRECTED) and node.domain in DEFAULT_DOMAINS):
         return False
     if node.op_type not in SMALL or node.domain not in DEFAULT_DOMAINS:
         return None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
 from onnx.reference.op_run import OpRun
-from onnx.reference.ops import op_loop
+from onnx.reference.ops import op_batch_normalization, op_loop
 
 
 class Loop(op_loop.Loop):  # type: ignore[misc]  # onnx gives it no types
@@ -75,3 +76,93 @@ class Slice(OpRun):  # type: ignore[misc]
             start = max(start, -size) if step < 0 else start
             cut[axis] = slice(start, None if step < 0 and end < -size else end, int(step))
         return (x[tuple(cut)],)
+
+
+class _Rows(OpRun):  # type: ignore[misc]
+    """An operator on rows: onnx 1.23 has only the meaning since opset 13, where a row is one axis, the last by default.
+
+    Before, a row consists of all axes from `axis` on, by default from axis 1.
+    """
+
+    def _run(self, x: Any, axis: Any = None) -> tuple[Any, ...]:
+        given = any(attribute.name == "axis" for attribute in self.onnx_node.attribute)
+        if self.run_params["opsets"][""] >= 13:
+            axis = axis if given else -1
+            return (np.moveaxis(self.of_last(np.moveaxis(x, axis, -1)), -1, axis) if x.size else x,)
+        first = (axis if given else 1) % max(x.ndim, 1)
+        rows = x.reshape(math.prod(x.shape[:first]), math.prod(x.shape[first:]))
+        return (self.of_last(rows).reshape(x.shape) if x.size else x,)
+
+    def of_last(self, x: Any) -> Any:
+        """The results along the last axis."""
+        raise NotImplementedError
+
+
+class Softmax(_Rows):
+    """Softmax, of every version."""
+
+    def of_last(self, x: Any) -> Any:
+        powers = np.exp(x - x.max(axis=-1, keepdims=True))
+        return powers / powers.sum(axis=-1, keepdims=True)
+
+
+class LogSoftmax(_Rows):
+    """LogSoftmax, of every version."""
+
+    def of_last(self, x: Any) -> Any:
+        x = x - x.max(axis=-1, keepdims=True)
+        return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+
+
+class Hardmax(_Rows):
+    """Hardmax, of every version."""
+
+    def of_last(self, x: Any) -> Any:
+        return (np.arange(x.shape[-1]) == x.argmax(axis=-1)[..., None]).astype(x.dtype)
+
+
+class BatchNormalization(OpRun):  # type: ignore[misc]
+    """BatchNormalization: before opset 14, onnx 1.23 mixes the statistics of inference and training."""
+
+    def _run(
+        self, x: Any, scale: Any, bias: Any, mean: Any, var: Any, epsilon: Any = None, momentum: Any = None,
+        training_mode: Any = None, spatial: Any = None, is_test: Any = None,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        if training_mode:
+            newest = op_batch_normalization.BatchNormalization_14._run
+            return tuple(newest(self, x, scale, bias, mean, var, epsilon, momentum, training_mode))
+        if spatial == 0 or len(self.onnx_node.output) > 1:
+            raise NotImplementedError("BatchNormalization that is not spatial, or that trains")
+        shape = (-1, *[1] * (x.ndim - 2))
+        scale, bias, mean, var = (each.reshape(shape) for each in (scale, bias, mean, var))
+        epsilon = 1e-5 if epsilon is None else epsilon
+        return ((scale * (x - mean) / np.sqrt(var + epsilon) + bias).astype(x.dtype),)
+
+
+class LpNormalization(OpRun):  # type: ignore[misc]
+    """LpNormalization: onnx 1.23 sums signed numbers where ONNX sums their magnitudes."""
+
+    def _run(self, x: Any, axis: Any = None, p: Any = None) -> tuple[Any, ...]:
+        axis, p = -1 if axis is None else axis, 2 if p is None else p
+        norm = np.linalg.norm(x, ord=p, axis=axis, keepdims=True)
+        return (np.where(norm == 0, 0, x / np.where(norm == 0, 1, norm)).astype(x.dtype),)
+
+
+class LRN(OpRun):  # type: ignore[misc]
+    """LRN: onnx 1.23 counts the channels by the batch size."""
+
+    def _run(
+        self, x: Any, alpha: Any = None, beta: Any = None, bias: Any = None, size: Any = None
+    ) -> tuple[Any, ...]:  # fmt: skip
+        alpha, beta, bias = (
+            default if value is None else value for value, default in ((alpha, 1e-4), (beta, 0.75), (bias, 1.0))
+        )
+        before, after = (size - 1) // 2, size // 2
+        squares = np.zeros_like(x)
+        for channel in range(x.shape[1]):
+            squares[:, channel] = (x[:, max(0, channel - before) : channel + after + 1] ** 2).sum(axis=1)
+        return ((x / (bias + alpha / size * squares) ** beta).astype(x.dtype),)
+
+
+OPERATORS = (Loop, Scan, Slice, Softmax, LogSoftmax, Hardmax, BatchNormalization, LpNormalization, LRN)
+"""For `onnx.reference.ReferenceEvaluator(model, new_ops=OPERATORS)`."""
