@@ -128,6 +128,8 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
     if table.shape is None or axes is None or steps != [1] or ctx.content(1) != (size(0),) or table.last:
         raise ctx.refuse("it must select exactly one row of a table for each frame")
     axis = axes[0] % table.rank
+    if table.shape[axis] == ONE:
+        raise ctx.refuse("its table has only one row, which the model uses for all frames")
     ctx.carry(Position(ctx.node, ir.DataType.INT64, ctx.analysis.numbered))
     shape = [frames if index == axis else dim for index, dim in enumerate(table.shape)]
     return [AxisInfo(tuple(shape), axis, every=1 / frames.times)]

@@ -219,6 +219,13 @@ def test_values_that_an_older_version_does_not_know(op, before, after, inputs, a
         rnn_lower.lower(model, opset=after)
 
 
+@pytest.mark.parametrize("axis", [-1, -2, -4, 1])
+def test_negative_axes_before_opset_11(axis):
+    means_the_same(one("Flatten", 13, axis=axis), 10)
+    means_the_same(one("Flatten", 11, axis=axis), 9)
+    means_the_same(one("Gather", 13, (np.array([1, 0]),), axis=axis), 10)
+
+
 def test_types_that_an_older_version_does_not_take():
     nodes = [
         helper.make_node("SequenceConstruct", ["x"], ["s"]),

@@ -89,3 +89,22 @@ def test_weights_that_are_moved_with_value_info(target):
     proof = rnn_lower.prove(model, lowered)
     assert proof.ok, (proof.changed, proof.nodes)
     assert rnn_lower.check(model, lowered).ok
+
+
+def test_a_node_of_training_that_became_another_is_a_difference(tmp_path):
+    model = trained(False, tmp_path)
+    weights = {value.name for value in model.graph.initializer}
+    recurrent = next(node for node in model.graph.node if node.op_type == "LSTM")
+    node = model.training_info[0].algorithm.node.add()
+    node.CopyFrom(recurrent)
+    del node.output[1:]
+    node.output[0] = "trained"
+    assert weights & {*node.input}
+    lowered = rnn_lower.lower(model)
+    assert rnn_lower.prove(model, lowered).ok
+    marked = next(node for node in lowered.graph.node if node.metadata_props)
+    changed = lowered.training_info[0].algorithm.node[1]
+    assert changed.op_type == "LSTM"
+    changed.CopyFrom(helper.make_node("Neg", [changed.input[0]], ["trained"]))
+    changed.metadata_props.extend(marked.metadata_props)
+    assert rnn_lower.prove(model, lowered).changed

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import pytest
 from noncausal import CULPRITS, model_of
+from onnx import TensorProto, helper, numpy_helper
 
 from rnn_lower import cli
 
@@ -31,3 +33,20 @@ def test_the_look_ahead_is_told(tmp_path, capsys):
     (tmp_path / "in.onnx").write_bytes(model_of("symmetric conv")[0].SerializeToString())
     cli.main(["stream", str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--time", "T"])
     assert "needs 1 future frame, because" in capsys.readouterr().err
+
+
+def test_a_table_of_one_row_is_refused(tmp_path, capsys):
+    initializers = {"one": np.array([1]), "zero": np.array([0]), "table": np.ones((1, 4), np.float32)}
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Gather", ["shape", "one"], ["length"], axis=0),
+        helper.make_node("Slice", ["table", "zero", "length", "zero"], ["rows"], name="rows"),
+        helper.make_node("Add", ["x", "rows"], ["y"]),
+    ]
+    ends = ([helper.make_tensor_value_info(name, TensorProto.FLOAT, ["B", "T", 4])] for name in ("x", "y"))
+    tensors = [numpy_helper.from_array(array, name) for name, array in initializers.items()]
+    graph = helper.make_graph(nodes, "g", *ends, tensors)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), tmp_path / "in.onnx")
+    code = cli.main(["stream", str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--time", "T"])
+    assert code == 2
+    assert "'rows' in main graph cannot run chunk by chunk: its table has only one row" in capsys.readouterr().err
