@@ -13,11 +13,8 @@ from rnn_lower.proving.element_types import DType, ElementTypes
 from rnn_lower.proving.emitted import COMPARE, EMITTED, POSITIONS
 from rnn_lower.proving.interpreter import Graph
 from rnn_lower.proving.operators import OutOfScopeError, WrongError
-from rnn_lower.transforms.evaluate import evaluate_node
+from rnn_lower.transforms.evaluate import computed_constants
 from rnn_lower.transforms.strip_weights import UNSEEN
-
-MOST_FOLDED = 1 << 20
-"""The most elements of a constant of floats that is evaluated to find integers."""
 
 
 class Program(Graph):
@@ -115,19 +112,9 @@ class Program(Graph):
 
     def _find_compared(self) -> None:
         """Find the largest integer constant that is compared, also if emitted nodes compute it."""
-        known: dict[ir.Value | None, np.ndarray] = {}
+        known = computed_constants((node, self.opset) for node in self.all_nodes)
         for node in self.all_nodes:
             self._collect_compared(node, known)
-            values = [value for value in node.inputs if value is not None]
-            if not values or any(subgraphs(node)) or not all(value in known or _is_folded(value) for value in values):
-                continue
-            operands = [None if value is None else known.get(value, constant(value)) for value in node.inputs]
-            try:
-                with np.errstate(all="ignore"):
-                    results = evaluate_node(node, operands, self.opset)
-            except Exception:  # an invalid node, which the run reports
-                continue
-            known.update(zip((output for output in node.outputs if output.name), results, strict=True))
         self.folded = known.keys()
 
     def _collect_compared(self, node: ir.Node, known: Mapping[ir.Value | None, np.ndarray]) -> None:
@@ -137,7 +124,7 @@ class Program(Graph):
             if array is not None and array.dtype.kind in "iu":
                 self.largest_compared = int(np.abs(array.astype(np.int64)).max(initial=self.largest_compared))
         if node.op_type in POSITIONS and not all(
-            value is None or value in known or _is_folded(value) for value in node.inputs[1:]
+            value is None or value in known or known_tensor(value) is not None for value in node.inputs[1:]
         ):
             table = known.get(node.inputs[0], known_tensor(node.inputs[0]))
             sizes = [] if table is None else [*map(int, table.shape)]
@@ -150,12 +137,6 @@ def _is_integer(value: ir.Value | None) -> bool:
     """Whether a value is a constant of integers."""
     tensor = known_tensor(value)
     return tensor is not None and tensor.dtype.is_integer()
-
-
-def _is_folded(value: ir.Value | None) -> bool:
-    """Whether a value is a constant of integers, or of at most MOST_FOLDED elements."""
-    tensor = known_tensor(value)
-    return tensor is not None and (tensor.dtype.is_integer() or tensor.size <= MOST_FOLDED)
 
 
 def read_by(node: ir.Node) -> Iterator[ir.Value]:

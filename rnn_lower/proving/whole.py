@@ -35,7 +35,8 @@ from rnn_lower.proving.whole_inputs import (
     draw_inputs,
     large_integers,
     long_sizes,
-    sizes_beyond,
+    sizes_beyond_all,
+    sizes_beyond_few,
     small_sizes,
 )
 from rnn_lower.proving.whole_model import limits_of
@@ -261,7 +262,7 @@ class _Comparison:
         model = self.models[0]
         cases, longer = list(small_sizes(model)), list(long_sizes(model))
         if self.exact and len(cases) > 1:
-            cases += sizes_beyond(self.models, cases[0], True)
+            cases += sizes_beyond_all(self.models, cases[0])
         real = all(value.dtype is None or value.dtype.is_floating_point() for value in model.graph.inputs)
         draws = INTEGER_DRAWS if not real else 2 if self.kept else 1
         for index, sizes in enumerate(cases):
@@ -270,7 +271,7 @@ class _Comparison:
                 yield Trial(index, sizes, draw)
         for sizes in longer if self.hollow or self._usual() is None else ():
             yield from (Trial(len(cases), sizes, draw) for draw in range(max(self.points, draws)))
-        for sizes in sizes_beyond(self.models, cases[0], False) if self.hollow and not self.exact else ():
+        for sizes in sizes_beyond_few(self.models, cases[0]) if self.hollow and not self.exact else ():
             yield Trial(len(cases), sizes, 0)
         for draw in range(LARGE_DRAWS if self.integers else 0):
             yield Trial(0, self._usual() or cases[0], draw, large=True)

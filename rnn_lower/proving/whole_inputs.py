@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,12 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.walk import Scope, constant, known_tensor, nodes, subgraphs
+from rnn_lower.ir.walk import Scope, constant, nodes
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.model_inputs import required_inputs, symbol
 from rnn_lower.proving.operators import OutOfScopeError
 from rnn_lower.proving.whole_evaluator import COMPARE, TABLES
-from rnn_lower.transforms.evaluate import evaluate_node
+from rnn_lower.transforms.evaluate import computed_constants
 
 SIZES = (3, 1, 2, 4, 7, 13, 0)
 """Values for the first free size; each further size is one larger. A model need not run with all of them."""
@@ -32,9 +31,8 @@ reads, except the operators of SHAPES, and at any float that one of COMPARE read
 FEW_COUNTED, FEW_LIMITS = 256, 4
 """Likewise if only a few are tried: the largest constant, and the number of constants."""
 
-ANY_COUNT, MOST_LIMITS, FEW = 67, 12, 1 << 16
-"""A size to try because a float may count, too; the number of large constants beyond which sizes are tried; and the
-most elements of constants from which nodes compute others."""
+ANY_COUNT, MOST_LIMITS = 67, 12
+"""A size to try because a float may count, too, and the number of large constants beyond which sizes are tried."""
 
 INTEGERS = 4
 """The exclusive upper bound of small integers, which is below the sizes of most models."""
@@ -89,21 +87,6 @@ def long_sizes(model: ir.Model) -> Iterator[dict[str, int]]:
         yield {name: size if name in long else other for names in free for name in names}
 
 
-def _known_values(model: ir.Model) -> dict[ir.Value | None, np.ndarray]:
-    """The constants of a model with few elements, and what nodes compute from them."""
-    known: dict[ir.Value | None, np.ndarray] = {}
-    for node, scope in nodes(model):
-        for value in node.inputs:
-            tensor = known_tensor(value)
-            if tensor is not None and (tensor.size <= FEW or node.op_type in ("Shape", "Size")):
-                known[value] = tensor.numpy() if tensor.size <= FEW else np.broadcast_to(0, tensor.shape.numpy())
-        if node.inputs and all(value in known for value in node.inputs) and not any(subgraphs(node)):
-            with contextlib.suppress(Exception):  # a node that cannot run, which the comparison reports
-                results = evaluate_node(node, [known[value] for value in node.inputs], scope.opset)
-                known.update(zip((value for value in node.outputs if value.name), results, strict=True))
-    return known
-
-
 def _counted(node: ir.Node, scope: Scope, known: Mapping[ir.Value | None, np.ndarray]) -> Iterator[int]:
     """Yield constants that a node compares with, counts with or slices at, except for columns in loop bodies."""
     arrays = [known.get(value, constant(value)) for value in node.inputs]
@@ -119,29 +102,37 @@ def _counted(node: ir.Node, scope: Scope, known: Mapping[ir.Value | None, np.nda
         yield from (int(number) for number in np.ravel(array) if np.isfinite(number) and abs(number) < 2**31 - 1)
 
 
-def sizes_beyond(models: Sequence[ir.Model], sizes: Mapping[str, int], all_numbers: bool) -> Iterator[dict[str, int]]:
-    """Yield sizes beyond the constants that a node compares with or a loop counts to, or only beyond a few of them.
-
-    Raises OutOfScopeError if all are asked for, and one is too large.
-    """
+def _counted_numbers(models: Sequence[ir.Model]) -> list[int]:
+    """The constants that a node compares with or a loop counts to, in order."""
     numbers = set[int]()
     for model in models:
-        known = _known_values(model)
+        known = computed_constants((node, scope.opset) for node, scope in nodes(model))
         numbers.update(number for node, scope in nodes(model) for number in _counted(node, scope, known))
-    large = sorted(number for number in numbers if number > max(SIZES))
-    if not all_numbers:
-        chosen = [number + 1 for number in large if number <= FEW_COUNTED][-FEW_LIMITS:]
-        yield from ({**dict.fromkeys(sizes, 2), name: number} for number in chosen for name in sizes)
-        return
+    return sorted(numbers)
+
+
+def sizes_beyond_few(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Yield sizes beyond a few of the constants that a node compares with or a loop counts to."""
+    few = [number for number in _counted_numbers(models) if max(SIZES) < number <= FEW_COUNTED]
+    for number, name in itertools.product(few[-FEW_LIMITS:], sizes):
+        yield {**dict.fromkeys(sizes, 2), name: number + 1}
+
+
+def sizes_beyond_all(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Yield sizes beyond the constants that a node compares with or a loop counts to.
+
+    Raises OutOfScopeError if one is too large.
+    """
+    numbers = _counted_numbers(models)
+    large = [number for number in numbers if number > max(SIZES)]
     if large and large[-1] > MOST_COUNTED:
         raise OutOfScopeError(
             f"a node compares a size with the constant {large[-1]}; the proof supports constants up to {MOST_COUNTED}"
         )
     near = {number + more for number in numbers if 0 < number <= max(SIZES) for more in (0, 1)} - {*SIZES}
     beyond = [number + more for number in large[-MOST_LIMITS:] for more in (0, 2)]
-    for number in (*sorted(near), *beyond, ANY_COUNT):
-        for name in sizes:
-            yield {**dict.fromkeys(sizes, 2), name: number}
+    for number, name in itertools.product((*sorted(near), *beyond, ANY_COUNT), sizes):
+        yield {**dict.fromkeys(sizes, 2), name: number}
 
 
 def _sized(value: ir.Value, sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -11,12 +12,16 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.ir import protobuf
+from rnn_lower.ir.walk import known_tensor, subgraphs
 
 if TYPE_CHECKING:
     from onnx.reference import ReferenceEvaluator
 
 UNSURE = ("Resize", "Unique", "Upsample")
 """Operators for which onnx's evaluator and onnxruntime return different results."""
+
+MOST_ELEMENTS = 1 << 20
+"""The most elements of a constant of floats from which others are computed."""
 
 
 def evaluate(
@@ -38,6 +43,29 @@ def evaluate_node(node: ir.Node, operands: Sequence[np.ndarray | None], opset: i
     feeds = {name: operand for name, operand in zip(names, operands, strict=True) if operand is not None}
     wanted = [str(value.name) for value in node.outputs if value.name]
     return evaluate([proto], feeds, wanted, [onnx.helper.make_opsetid("", opset)])
+
+
+def computed_constants(nodes: Iterable[tuple[ir.Node, int]]) -> dict[ir.Value | None, np.ndarray]:
+    """The values that nodes compute from constants alone. nodes: in order, with their opsets."""
+    computed: dict[ir.Value | None, np.ndarray] = {}
+    for node, opset in nodes:
+        operands = [computed[value] if value in computed else _content(value, node) for value in node.inputs]
+        is_known = all((value is None) == (array is None) for value, array in zip(node.inputs, operands, strict=True))
+        if is_known and any(node.inputs) and not any(subgraphs(node)):
+            with contextlib.suppress(Exception), np.errstate(all="ignore"):  # an invalid node, which a run reports
+                results = evaluate_node(node, operands, opset)
+                computed.update(zip((value for value in node.outputs if value.name), results, strict=True))
+    return computed
+
+
+def _content(value: ir.Value | None, node: ir.Node) -> np.ndarray | None:
+    """The numbers of a constant, or zeros for a node that reads only its shape; None for many floats."""
+    tensor = known_tensor(value)
+    if tensor is None:
+        return None
+    if node.op_type in ("Shape", "Size"):
+        return np.broadcast_to(0, tensor.shape.numpy())
+    return tensor.numpy() if tensor.dtype.is_integer() or tensor.size <= MOST_ELEMENTS else None
 
 
 def evaluator(model: onnx.ModelProto, operators: Iterable[type] = ()) -> ReferenceEvaluator:
