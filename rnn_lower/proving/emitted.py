@@ -194,7 +194,6 @@ class EmittedInterpreter(Interpreter):
     longest: the largest length that is compared, if the model leaves a size open.
     symbols: the sizes by symbolic name, or None for ambiguous names.
     recorded: None, or a list to which every computed array of field elements is appended.
-    executed: the bodies that ran.
     """
 
     longest: int | None = None
@@ -203,7 +202,6 @@ class EmittedInterpreter(Interpreter):
     def __init__(self, field: Field, limits: Collection[float] = (), deadline: float = math.inf) -> None:
         super().__init__(field, limits, deadline)
         self.symbols: dict[str, int | None] = {}
-        self.executed: set[ir.Graph] = set()
         self._bounds: dict[ir.Node, list[int]] = {}
         self._counting: dict[ir.Node, list[int]] = {}
         self._sizes: dict[ir.Node, tuple[int, ...]] = {}
@@ -231,10 +229,6 @@ class EmittedInterpreter(Interpreter):
         if self.recorded is not None:
             self.recorded += [result for result in results if result.dtype == np.uint64]
         return results
-
-    def _body(self, body: ir.Graph, arguments: Sequence[Array]) -> list[Array]:
-        self.executed.add(body)
-        return super()._body(body, arguments)
 
     def _compute(self, call: Call) -> Sequence[Array]:
         node = call.node

@@ -80,6 +80,7 @@ class Interpreter:
     """Evaluates graphs over a field, and converts each constant to field elements once.
 
     limits: clip limits of recurrent nodes.  deadline: CPU time of this thread, after which OutOfScopeError is raised.
+    executed: the bodies that ran.
     """
 
     most_passes, most_elements = MOST_PASSES, MOST_ELEMENTS
@@ -92,6 +93,7 @@ class Interpreter:
         self._groups: dict[ir.Node, Group | None] = {}
         self._graph = Graph((), (), 0)
         self._passes = 0
+        self.executed: set[ir.Graph] = set()
 
     def run(self, graph: Graph, inputs: Mapping[ir.Value, Array]) -> list[Array]:
         """The wanted values. inputs: the values that are only known at run time."""
@@ -203,6 +205,7 @@ class Interpreter:
         """The outputs of a body for these arguments."""
         if len(arguments) != len(body.inputs):
             raise WrongError(f"a body has {len(body.inputs)} inputs, but its node passes {len(arguments)} values to it")
+        self.executed.add(body)
         self._passes += 1
         if self._passes > self.most_passes:
             raise OutOfScopeError(

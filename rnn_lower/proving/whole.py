@@ -48,9 +48,6 @@ TRIED_NUMBERS = 256
 SCALES = (1.0, 1.0, 1.0, 100.0)
 """Standard deviations of the inputs with which both models run in floats."""
 
-ROUNDED = 0.01
-"""The share of the integers of an output that may differ because a float was rounded the other way."""
-
 INTEGER_DRAWS, LARGE_DRAWS, NUMBER_DRAWS = 12, 16, 8
 """The numbers of draws: of small integers and booleans for each set of sizes, of large integers, and per constant."""
 
@@ -228,11 +225,7 @@ class _Comparison:
         except Exception as error:
             raise OutOfScopeError(f"onnx's evaluator cannot run the lowered model: {error}") from None
         for value, a, b in zip(self.models[0].graph.outputs, old, new, strict=True):
-            if a.dtype.kind in "fV":
-                text = float_run.difference(b, a, a)
-            else:
-                text = float_run.OTHER_INTEGERS if a.shape != b.shape or np.mean(a != b) > ROUNDED else ""
-            if text:
+            if text := float_run.difference_of_outputs(b, a):
                 return f"output '{value.name}' {text}"
         return ""
 

@@ -73,7 +73,7 @@ class WholeEvaluator(ModelInterpreter):
     node that makes booleans from input integers, or branches on them, the values seen.  flow: the values that depend on
     input integers.  lengths: recurrent nodes may read lengths in place of comparisons.  large: input integers are
     large.  trusted: the declared shapes that need not be compared with actual ones, by name; None for all.
-    executed: the bodies that ran.  filled: the values that were not empty.
+    filled: the values that were not empty.
     """
 
     narrow: Collection[ir.DataType] = ()
@@ -91,7 +91,6 @@ class WholeEvaluator(ModelInterpreter):
         self._tables: dict[ir.Node, str] = {}
         self._symbols: dict[int, set[str]] = {}
         self.outcomes: dict[ir.Node, set[bool]] = {}
-        self.executed: set[ir.Graph] = set()
         self.filled: set[ir.Value] = set()
 
     def outputs(self, feeds: Mapping[str, Array]) -> list[Array]:
@@ -143,7 +142,6 @@ class WholeEvaluator(ModelInterpreter):
                 self.field.symbols |= self._symbols[id(array)]
 
     def _body(self, body: ir.Graph, arguments: Sequence[Array]) -> list[Array]:
-        self.executed.add(body)
         results = super()._body(body, arguments)
         self._use(results)  # stacking them would lose their symbols
         return results

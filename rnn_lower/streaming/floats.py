@@ -18,7 +18,6 @@ from rnn_lower.proving.element_types import WIDENINGS
 from rnn_lower.proving.field import Array
 from rnn_lower.proving.old_operators import open_evaluator
 from rnn_lower.proving.operators import OutOfScopeError, cast_type
-from rnn_lower.proving.whole import ROUNDED
 from rnn_lower.proving.whole_model import ModelInterpreter
 from rnn_lower.streaming.chunked_runs import ChunkedRuns
 from rnn_lower.streaming.session import Feeds, StreamingSession
@@ -114,4 +113,4 @@ def _differ(wanted: Array, found: Array) -> str:
         return f"is {found.dtype}{list(found.shape)} instead of {wanted.dtype}{list(wanted.shape)}"
     if wanted.dtype.kind in "fV":
         return float_run.difference(found, wanted, wanted)
-    return float_run.OTHER_INTEGERS if wanted.size and np.mean(wanted != found) > ROUNDED else ""
+    return float_run.OTHER_INTEGERS if wanted.size and np.mean(wanted != found) > float_run.ROUNDED else ""
