@@ -179,6 +179,9 @@ def _window(ctx: RuleContext, x: AxisInfo, axis: int) -> _Window:
     pads = ctx.attribute("pads", [0] * 2 * count) if auto == "NOTSET" else [0] * 2 * count
     reach = (kernel[index] - 1) * ctx.attribute("dilations", [1] * count)[index] + 1
     stride = ctx.attribute("strides", [1] * count)[index]
+    if auto in ("SAME_UPPER", "SAME_LOWER") and "Pool" in ctx.node.op_type and reach > kernel[index]:
+        # onnxruntime pads dilated pools as if they were not dilated, in contrast to ONNX.
+        raise ctx.refuse(f"runtimes disagree on the padding of a pool with dilations and auto_pad {auto}; set its pads")
     if auto in ("SAME_UPPER", "SAME_LOWER") and stride == 1 and count == 1:
         less = (reach - 1) // 2
         more = reach - 1 - less

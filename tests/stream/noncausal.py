@@ -464,6 +464,7 @@ CULPRITS: dict[str, Callable[[Stack], str]] = {
     "transposed conv that overlaps": single("ConvTranspose", weight(F, F, 3), channels=True, strides=[2]),
     "symmetric max pool": single("MaxPool", channels=True, kernel_shape=[3], pads=[1, 1]),
     "average that leaves padding out": single("AveragePool", channels=True, kernel_shape=[3], pads=[2, 0]),
+    "dilated pool": single("MaxPool", channels=True, kernel_shape=[2], dilations=[2], auto_pad="SAME_UPPER"),
     "pool rounded up": single("MaxPool", channels=True, kernel_shape=[2], strides=[2], ceil_mode=1),
     "global pool": single("GlobalAveragePool", channels=True),
     "pad behind": single("Pad", ints(0, 0, 0, 0, 1, 0)),

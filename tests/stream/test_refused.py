@@ -35,6 +35,13 @@ def test_the_look_ahead_is_told(tmp_path, capsys):
     assert "needs 1 future frame, because" in capsys.readouterr().err
 
 
+def test_a_dilated_pool_with_automatic_padding_is_refused(tmp_path, capsys):
+    (tmp_path / "in.onnx").write_bytes(model_of("dilated pool")[0].SerializeToString())
+    command = ["stream", str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--time", "T", "--delay"]
+    assert cli.main(command) == 2
+    assert "runtimes disagree on the padding of a pool with dilations" in capsys.readouterr().err
+
+
 def test_a_table_of_one_row_is_refused(tmp_path, capsys):
     initializers = {"one": np.array([1]), "zero": np.array([0]), "table": np.ones((1, 4), np.float32)}
     nodes = [
