@@ -111,6 +111,4 @@ def _difference(runs: ChunkedRuns, session: StreamingSession, feeds: Feeds, resu
 def _differ(wanted: Array, found: Array) -> str:
     if wanted.dtype != found.dtype or wanted.shape != found.shape:
         return f"is {found.dtype}{list(found.shape)} instead of {wanted.dtype}{list(wanted.shape)}"
-    if wanted.dtype.kind in "fV":
-        return float_run.difference(found, wanted, wanted)
-    return float_run.OTHER_INTEGERS if wanted.size and np.mean(wanted != found) > float_run.ROUNDED else ""
+    return float_run.difference_of_outputs(found, wanted)
