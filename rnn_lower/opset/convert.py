@@ -20,7 +20,6 @@ from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, newest_opset, of_another_type, schema_of, signature_of
 from rnn_lower.ir.walk import (
     Scope,
-    get_attribute,
     known_tensor,
     nodes,
     recurrent_nodes,
@@ -221,20 +220,7 @@ def _converted(node: ir.Node, current: int, opset: int, shape_info: ShapeInfo) -
             raise _refusal(node, current, opset, why)
     for new in model.graph:
         new.attributes.update(changed if new.op_type in (node.op_type, "Resize") else {})
-        if new.op_type == node.op_type and opset < 11:
-            _count_axis_from_start(new, node, current, opset, shape_info)
     return model.graph
-
-
-def _count_axis_from_start(new: ir.Node, node: ir.Node, current: int, opset: int, shape_info: ShapeInfo) -> None:
-    """Replace a negative axis, which operators have since opset 11, but which onnx's converter keeps."""
-    axis = get_attribute(new, "axis", ir.AttributeType.INT, 0)
-    if axis >= 0:
-        return
-    shape = None if node.inputs[0] is None else shape_info.shape(node.inputs[0])
-    if shape is None:
-        raise _refusal(node, current, opset, "its axis is negative, and the rank of its input is unknown")
-    new.attributes["axis"] = ir.AttrInt64("axis", axis + len(shape))
 
 
 def _wrong_at(node: ir.Node, opset: int, kinds: Mapping[str | None, str | None]) -> str:

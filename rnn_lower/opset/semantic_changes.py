@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.walk import known_tensor, subgraphs
+from rnn_lower.ir.walk import get_attribute, known_tensor, subgraphs
 from rnn_lower.lowering.node import Dim
 from rnn_lower.shapes.shape_info import ShapeInfo
 
@@ -87,6 +87,17 @@ def _last_axis(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes |
     return {"axis": ir.AttrInt64("axis", -1 if shape is None else len(shape) - 1)}
 
 
+def _from_start(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
+    """Count a negative axis from the start, which onnx's converter does not."""
+    axis = get_attribute(node, "axis", ir.AttributeType.INT, 0)
+    shape = shape_info.shape(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
+    if axis >= 0:
+        return {}
+    if shape is None:
+        return f"opset {opset} does not allow a negative `axis`, and the rank of the node's input is unknown"
+    return {"axis": ir.AttrInt64("axis", axis + len(shape))}
+
+
 def _asymmetric(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
     """Convert the coordinates of a Resize: asymmetric and rounded down before opset 11, half pixels since then."""
     attributes = {"coordinate_transformation_mode": ir.AttrString("coordinate_transformation_mode", "asymmetric")}
@@ -142,6 +153,7 @@ def _differ(sizes: Iterable[Dim]) -> bool:
 
 CHANGES = (
     Change(("If",), 11, down=_one_shape),
+    Change(("Flatten",), 11, down=_from_start),
     Change(("Dropout",), 12, up=_mask, down=_mask),
     Change(("Softmax", "LogSoftmax"), 13, down=_last_axis),  # onnx's converter flattens on the way up
     Change(("Hardmax",), 13, up=_last_axis),  # onnx has no converter for the way down

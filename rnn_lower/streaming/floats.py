@@ -23,7 +23,7 @@ from rnn_lower.streaming.chunked_runs import ChunkedRuns
 from rnn_lower.streaming.session import Feeds, StreamingSession
 
 RUNS, FIRST, SECOND = 3, 8, 4
-"""The number of runs in floats, and the steps of their two chunks, beside remembered and late ones."""
+"""The number of runs in floats, and the steps of their two chunks, in addition to remembered and late ones."""
 
 
 class Rounding(ModelInterpreter):

@@ -49,23 +49,29 @@ def computed_constants(nodes: Iterable[tuple[ir.Node, int]]) -> dict[ir.Value | 
     """The values that nodes compute from constants alone. nodes: in order, with their opsets."""
     computed: dict[ir.Value | None, np.ndarray] = {}
     for node, opset in nodes:
-        operands = [computed[value] if value in computed else _content(value, node) for value in node.inputs]
-        is_known = all((value is None) == (array is None) for value, array in zip(node.inputs, operands, strict=True))
-        if is_known and any(node.inputs) and not any(subgraphs(node)):
+        held = [value for value in node.inputs if value is not None]
+        is_known = all(value in computed or _is_read(known_tensor(value), node) for value in held)
+        if is_known and held and not any(subgraphs(node)):
+            operands = [computed[value] if value in computed else _content(value, node) for value in node.inputs]
             with contextlib.suppress(Exception), np.errstate(all="ignore"):  # an invalid node, which a run reports
                 results = evaluate_node(node, operands, opset)
                 computed.update(zip((value for value in node.outputs if value.name), results, strict=True))
     return computed
 
 
+def _is_read(tensor: ir.TensorProtocol | None, node: ir.Node) -> bool:
+    """Whether to evaluate a node that reads this constant: any but many floats, unless it reads only their shape."""
+    if tensor is None:
+        return False
+    return node.op_type in ("Shape", "Size") or tensor.dtype.is_integer() or tensor.size <= MOST_ELEMENTS
+
+
 def _content(value: ir.Value | None, node: ir.Node) -> np.ndarray | None:
-    """The numbers of a constant, or zeros for a node that reads only its shape; None for many floats."""
+    """The numbers of a constant, or zeros for a node that reads only its shape."""
     tensor = known_tensor(value)
     if tensor is None:
         return None
-    if node.op_type in ("Shape", "Size"):
-        return np.broadcast_to(0, tensor.shape.numpy())
-    return tensor.numpy() if tensor.dtype.is_integer() or tensor.size <= MOST_ELEMENTS else None
+    return np.broadcast_to(0, tensor.shape.numpy()) if node.op_type in ("Shape", "Size") else np.asarray(tensor.numpy())
 
 
 def evaluator(model: onnx.ModelProto, operators: Iterable[type] = ()) -> ReferenceEvaluator:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -81,8 +82,10 @@ class Slice(OpRun):  # type: ignore[misc]
 class _Rows(OpRun):  # type: ignore[misc]
     """An operator on rows: onnx 1.23 has only the meaning since opset 13, where a row is one axis, the last by default.
 
-    Before, a row consists of all axes from `axis` on, by default from axis 1.
+    Before, a row consists of all axes from `axis` on, by default from axis 1. of_last: the results along the last axis.
     """
+
+    of_last: Callable[[Any], Any]
 
     def _run(self, x: Any, axis: Any = None) -> tuple[Any, ...]:
         given = any(attribute.name == "axis" for attribute in self.onnx_node.attribute)
@@ -93,32 +96,37 @@ class _Rows(OpRun):  # type: ignore[misc]
         rows = x.reshape(math.prod(x.shape[:first]), math.prod(x.shape[first:]))
         return (self.of_last(rows).reshape(x.shape) if x.size else x,)
 
-    def of_last(self, x: Any) -> Any:
-        """The results along the last axis."""
-        raise NotImplementedError
+
+def _softmax(x: Any) -> Any:
+    powers = np.exp(x - x.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def _log_softmax(x: Any) -> Any:
+    x = x - x.max(axis=-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+
+
+def _hardmax(x: Any) -> Any:
+    return (np.arange(x.shape[-1]) == x.argmax(axis=-1)[..., None]).astype(x.dtype)
 
 
 class Softmax(_Rows):
     """Softmax, of every version."""
 
-    def of_last(self, x: Any) -> Any:
-        powers = np.exp(x - x.max(axis=-1, keepdims=True))
-        return powers / powers.sum(axis=-1, keepdims=True)
+    of_last = staticmethod(_softmax)
 
 
 class LogSoftmax(_Rows):
     """LogSoftmax, of every version."""
 
-    def of_last(self, x: Any) -> Any:
-        x = x - x.max(axis=-1, keepdims=True)
-        return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+    of_last = staticmethod(_log_softmax)
 
 
 class Hardmax(_Rows):
     """Hardmax, of every version."""
 
-    def of_last(self, x: Any) -> Any:
-        return (np.arange(x.shape[-1]) == x.argmax(axis=-1)[..., None]).astype(x.dtype)
+    of_last = staticmethod(_hardmax)
 
 
 class BatchNormalization(OpRun):  # type: ignore[misc]

@@ -9,6 +9,7 @@ from judge import run_onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
+from rnn_lower.transforms import fold, reference_operators
 from rnn_lower.transforms.evaluate import evaluator
 
 A = np.random.default_rng(1).standard_normal((2, 3, 4)).astype(np.float32) * 2
@@ -68,3 +69,8 @@ def test_constants_through_them_keep_their_values(op, opset, attributes, more):
         (wanted,), (found,) = (run_onnxruntime(each, {"x": A * np.float32(scale)}) for each in (model, lowered))
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
     assert rnn_lower.prove(model, lowered)
+
+
+def test_no_corrected_operator_is_folded_by_onnxscript():
+    corrected = {operator.__name__ for operator in reference_operators.OPERATORS}
+    assert corrected - {"Loop", "Scan", "Slice"} == {*fold.CORRECTED}  # of Slice, only those that run backwards
