@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower import untrusted
 from rnn_lower.checking.integers import ranges
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError
@@ -50,50 +47,6 @@ RANKS = (3, 2, 1, 4, 0)
 INTEGER_LIMITS = (2, 1, 6, 100)
 LARGEST_FLOAT16 = 6e4
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-
-
-def load_inputs(source: Mapping[str, Any] | str | os.PathLike[str], model: ir.Model) -> Feeds:
-    """The arrays of a file by input name; required inputs must be present."""
-    if not isinstance(source, (Mapping, str, os.PathLike)):
-        kind = type(source).__name__
-        raise RnnLowerError(f"inputs must map names to arrays, or be the path of an .npz file, not {kind}")
-    if isinstance(source, Mapping):
-        try:
-            feeds = {name: np.asarray(array) for name, array in source.items()}
-        except ValueError as error:  # rows of different lengths
-            raise RnnLowerError(f"inputs must map names to arrays; {error}") from None
-    else:
-        try:
-            with np.load(untrusted.plain(source), allow_pickle=False) as archive:
-                feeds = {name: archive[name] for name in archive.files}
-        except OSError as error:
-            raise RnnLowerError(f"{os.fspath(source)}: cannot be read as .npz: {error.strerror or error}") from None
-        except Exception:  # zip, pickle and numpy raise different exceptions
-            text = "the file is not an .npz archive of numeric or string arrays; create it with np.savez"
-            raise RnnLowerError(f"{os.fspath(source)}: cannot be read as .npz: {text}") from None
-    missing = [value.name for value in required_inputs(model) if value.name not in feeds]
-    if missing:
-        names, held = ", ".join(map(str, missing)), ", ".join(map(str, feeds)) or "nothing"
-        raise RnnLowerError(f"the inputs contain arrays for {held}, but none for {names}; add the missing arrays")
-    return feeds
-
-
-def check_counterexample(path: str | os.PathLike[str], inputs: Any) -> None:
-    """Raise RnnLowerError for a path that is not .npz, or that is the file of the given inputs."""
-    name = os.fspath(path)
-    if not name.endswith(".npz"):
-        raise RnnLowerError(f"{name}: the counterexample file must have the extension .npz (--counterexample X.npz)")
-    if isinstance(inputs, (str, os.PathLike)) and os.path.realpath(inputs) == os.path.realpath(name):
-        raise RnnLowerError(f"{name}: the counterexample would overwrite the inputs; choose another file")
-
-
-def save_inputs(path: str | os.PathLike[str], feeds: Mapping[str, np.ndarray]) -> None:
-    """Write inputs as an .npz file. Raises RnnLowerError if it cannot be written."""
-    try:
-        with open(path, "wb") as file:
-            np.savez(file, **feeds)  # type: ignore[arg-type]
-    except OSError as error:
-        raise RnnLowerError(f"{os.fspath(path)}: cannot be written: {error.strerror or error}") from None
 
 
 def _defaults(model: ir.Model) -> dict[str, np.ndarray]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,10 @@ from rnn_lower.ir.walk import NODE_MARK, is_quantized
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proving.inline import without_made_calls
+from rnn_lower.proving.new_faults import read_early
 from rnn_lower.shapes.shape_info import RESHAPES
 from rnn_lower.transforms.fold import FOLDED
-from rnn_lower.transforms.strip_weights import malformed, misdeclared, sizes_of, without_annotations
+from rnn_lower.transforms.strip_weights import sizes_of
 
 WEIGHT_PATH = ("Cast", "Concat", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
 """Operators between a weight and a recurrent node, which lowering may remove together with the node."""
@@ -47,127 +47,6 @@ def frame_changes(before: Model, after: Model) -> list[str]:
     """The differences between two models apart from their nodes, weights and the values between nodes."""
     (old, old_folder), (new, new_folder) = before, after
     return list(_Diff((old_folder, new_folder), old).frames(old, new))
-
-
-def new_faults(old: Document, new: Document) -> list[str]:
-    """Faults that keep some runtimes from loading the new model, and that the old one does not have."""
-    faults = [text.format(name) for text, find in _FAULTS.items() for name in sorted(find(new.proto) - find(old.proto))]
-    error = malformed(new.outline)
-    if error and malformed(old.outline):
-        for document in (old, new):
-            _ = document.model  # which sorts the outline: onnxruntime accepts any order, the checker does not
-        error = "" if malformed(old.outline) else malformed(new.outline)
-    if error:
-        return [*faults, f"onnx's checker reports that the new model is invalid: {error}"]
-    error = "" if faults else new_misdeclaration(old.outline, new.outline)
-    return [*faults, f"onnx's inference reports that the new model is invalid: {error}"] if error else faults
-
-
-def new_misdeclaration(old: onnx.ModelProto, new: onnx.ModelProto) -> str:
-    """An error that strict inference finds only in the new outline, or ""; without declarations if both have errors."""
-    wrong = misdeclared(new)
-    if not wrong or not misdeclared(old):
-        return wrong
-    wrong = misdeclared(without_annotations(new))
-    return "" if misdeclared(without_annotations(old)) else wrong
-
-
-def _repeated_names(model: onnx.ModelProto) -> set[str]:
-    """Names that several nodes of one graph have."""
-    repeated = set[str]()
-    for holder in protobuf.holders(model):
-        names = Counter(node.name for node in holder.node if node.name)
-        repeated.update(name for name, count in names.items() if count > 1)
-    return repeated
-
-
-def _declarations(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
-    """The values that graphs and functions declare."""
-    for holder in protobuf.holders(model):
-        yield from holder.value_info
-        yield from [] if isinstance(holder, onnx.FunctionProto) else [*holder.input, *holder.output]
-
-
-def _untyped_values(model: onnx.ModelProto) -> set[str]:
-    """Values that are declared, but not as tensors with an element type."""
-    return {info.name for info in _declarations(model) if info.HasField("type") and not info.type.tensor_type.elem_type}
-
-
-def _negative_sizes(model: onnx.ModelProto) -> set[str]:
-    """Values that are declared with a negative size."""
-    shapes = ((info.name, info.type.tensor_type.shape.dim) for info in _declarations(model))
-    return {name for name, dims in shapes if any(dim.dim_value < 0 for dim in dims)}
-
-
-def _redeclared_values(model: onnx.ModelProto) -> set[str]:
-    """Values that a body declares although an outer scope computes them; runtimes believe either declaration."""
-    return {
-        info.name for body in _bodies(model) for info in body.value_info
-        if info.name not in {*(v.name for v in body.input), *(t.name for t in body.initializer),
-                             *(name for node in body.node for name in node.output)}
-    }  # fmt: skip
-
-
-def _read_too_early(model: onnx.ModelProto) -> set[str]:
-    """Values of bodies that a node reads before another one computes them; the checker sees only sorted outlines."""
-    return set[str]().union(*map(_read_early, _bodies(model)))
-
-
-def _read_early(graph: protobuf.Holder) -> set[str]:
-    """The values that a node of a graph reads before another one computes them."""
-    early, later = set[str](), {name for node in graph.node for name in node.output if name}
-    for node in graph.node:
-        early |= later.intersection(node.input)
-        later.difference_update(node.output)
-    return early
-
-
-def _redefined_values(model: onnx.ModelProto) -> set[str]:
-    """Values of bodies in functions whose name the function also gives to a value of its own; onnxruntime refuses."""
-    redefined = set[str]()
-    for function in model.functions:
-        own = {*function.input, *(name for node in function.node for name in node.output if name)}
-        bodies = [
-            inner for node in function.node for body in protobuf.graphs_of(node) for inner in protobuf.graphs_in(body)
-        ]
-        for body in bodies:
-            redefined |= own & {
-                *(value.name for value in body.input),
-                *(name for node in body.node for name in node.output),
-            }
-    return redefined
-
-
-def _unshaped_loop_inputs(model: onnx.ModelProto) -> set[str]:
-    """Iteration numbers and conditions of Loops that do not declare their rank, which onnxruntime requires."""
-    loops = (node for holder in protobuf.holders(model) for node in holder.node if node.op_type == "Loop")
-    inputs = (info for node in loops for body in protobuf.graphs_of(node) for info in body.input[:2])
-    return {info.name for info in inputs if not info.type.tensor_type.HasField("shape")}
-
-
-def _ambiguous_tensors(model: onnx.ModelProto) -> set[str]:
-    """Tensors with data in several fields, which the checker does not see in outlines."""
-    fields = ("float_data", "int32_data", "int64_data", "uint64_data", "double_data", "string_data")
-    counts = (
-        (t.name, t.HasField("raw_data") + sum(len(getattr(t, f)) > 0 for f in fields)) for t in protobuf.tensors(model)
-    )
-    return {name for name, count in counts if count > 1}
-
-
-def _bodies(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    return (graph for holder in protobuf.holders(model) for node in holder.node for graph in protobuf.graphs_of(node))
-
-
-_FAULTS: Mapping[str, Callable[[onnx.ModelProto], set[str]]] = {
-    "a body contains a declaration of '{}', but does not compute this value": _redeclared_values,
-    "the declaration of '{}' has no tensor element type": _untyped_values,
-    "the declaration of '{}' has a negative size": _negative_sizes,
-    "tensor '{}' has data in several fields": _ambiguous_tensors,
-    "a body in a function redefines '{}', a value of the function": _redefined_values,
-    "body input '{}' of a Loop declares no shape": _unshaped_loop_inputs,
-    "a node of a body reads '{}' before it is computed": _read_too_early,
-    "several nodes have the name '{}'": _repeated_names,
-}
 
 
 class _Diff:
@@ -310,7 +189,7 @@ class _Diff:
             yield (
                 f"{path}: the number of nodes that lowering must keep has changed from {len(before)} to {len(after)}"
             )
-        if _read_early(old):  # lowering sorts such a graph
+        if read_early(old):  # lowering sorts such a graph
             places = {tuple(node.output): place for place, node in enumerate(before)}
             after.sort(key=lambda node: places.get(tuple(node.output), len(places)))
         emitted = (body for node in new.node if _emitted(node) for body in protobuf.graphs_of(node))

@@ -37,6 +37,7 @@ from rnn_lower.proving import model_diff
 from rnn_lower.proving.equations import INPUTS
 from rnn_lower.proving.inline import CallError, without_made_calls
 from rnn_lower.proving.model_inputs import fixed_sizes
+from rnn_lower.proving.new_faults import new_faults
 from rnn_lower.proving.node_proof import Task, prove_node
 from rnn_lower.proving.program import read_by
 from rnn_lower.proving.report import DIFFERENT, NodeProof, Proof
@@ -55,7 +56,7 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int, seconds: f
     deadline = time.thread_time() + seconds
     check_numbers(points=points, seed=seed)
     (source, path), (after, _) = map(files.open_model, (original, lowered))
-    faults = model_diff.new_faults(source, after)
+    faults = new_faults(source, after)
     with _named(path):
         try:
             proof = _prove(source, after, points, seed, deadline)
@@ -106,7 +107,7 @@ def changes(original: Any, lowered: Any) -> list[str]:
     (source, path), (lowered_document, _) = map(files.open_model, (original, lowered))
     with _named(path):
         before, after = _comparable(source, lowered_document)
-        faults = model_diff.new_faults(source, lowered_document)
+        faults = new_faults(source, lowered_document)
         if rewrites_loops(before.model, after.model):  # which may change every node
             return [*model_diff.frame_changes((before.proto, before.folder), (after.proto, after.folder)), *faults]
         before = _folded(source, after) if is_folded(after.proto) else before

@@ -11,8 +11,9 @@ import onnx
 import onnx_ir as ir
 from onnxruntime.quantization import CalibrationDataReader
 
+from rnn_lower.checking.input_files import load_inputs
 from rnn_lower.checking.runners import open_onnxruntime
-from rnn_lower.checking.samples import Feeds, load_inputs
+from rnn_lower.checking.samples import Feeds
 from rnn_lower.errors import RnnLowerError, UnsupportedError, one_line, public
 from rnn_lower.ir.walk import Scope, owner_of
 from rnn_lower.modelio import files

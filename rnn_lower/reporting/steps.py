@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from rnn_lower.checking import checker, samples
+from rnn_lower.checking import input_files, samples
+from rnn_lower.checking.model_pair import ModelPair
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.lowering.node import RecurrentNode
@@ -54,10 +55,8 @@ class OverTime:
 def by_time_step(original: Path, lowered: Path, inputs: Any = None, seed: int = 0) -> OverTime:
     """Run both models once. inputs: as for `rnn_lower.check`. Raises RnnLowerError if the models do not run."""
     before, after = files.load(original), files.load(lowered)
-    nodes = [
-        node for node in checker.ModelPair(before, after).nodes if node.path == "main graph" and "Y" in node.outputs
-    ]
-    pair = checker.ModelPair(_with_outputs(before, nodes), _with_outputs(after, nodes))
+    nodes = [node for node in ModelPair(before, after).nodes if node.path == "main graph" and "Y" in node.outputs]
+    pair = ModelPair(_with_outputs(before, nodes), _with_outputs(after, nodes))
     feeds, expected, actual = pair.run(_candidates(pair, after, inputs, seed))
     compared = {
         name: (wanted, got) for name, wanted, got in zip(pair.output_names, expected, actual, strict=True)
@@ -73,10 +72,10 @@ def by_time_step(original: Path, lowered: Path, inputs: Any = None, seed: int = 
     return OverTime(of_nodes, tuple(outputs), feeds)
 
 
-def _candidates(pair: checker.ModelPair, lowered: Document, inputs: Any, seed: int) -> Iterator[Feeds]:
+def _candidates(pair: ModelPair, lowered: Document, inputs: Any, seed: int) -> Iterator[Feeds]:
     model = pair.original.model
     if inputs is not None:
-        return iter([samples.load_inputs(inputs, model)])
+        return iter([input_files.load_inputs(inputs, model)])
     sampled = samples.Samples(model, seed, fixed_sizes(model, lowered.proto), pair.nodes)
     return itertools.chain(sampled.candidates(LONG_RUN), sampled.candidates(0))
 

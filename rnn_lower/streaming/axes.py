@@ -16,7 +16,7 @@ from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
 from rnn_lower.streaming.causality import CausalityAnalysis
 from rnn_lower.streaming.data_flow import has_one_step, inputs_of, outputs_of
 from rnn_lower.streaming.recurrent_states import Recurrence
-from rnn_lower.streaming.state_caches import CARRIED, Joined
+from rnn_lower.streaming.state_caches import Carried, Joined
 
 CALLS = ""
 """The axis of a model that computes one step of the stream per run."""
@@ -116,7 +116,7 @@ def _more_carried(document: Document, carried: Sequence[Any], theirs: set[str]) 
     return [
         edit.read.node if isinstance(edit, Recurrence) else edit.node
         for edit in carried
-        if (isinstance(edit, CARRIED) and not (isinstance(edit, Joined) and inputs_of(document.model, edit.front)))
+        if (isinstance(edit, Carried) and not (isinstance(edit, Joined) and inputs_of(document.model, edit.front)))
         or (isinstance(edit, Recurrence) and edit.read.describe() not in theirs)
     ]
 

@@ -20,8 +20,8 @@ from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, UnknownShapeErr
 from rnn_lower.streaming.constants import Constants, constant_content, content_of
 from rnn_lower.streaming.delays import settle, settled, wait_for_each_other
 from rnn_lower.streaming.positions import index_offsets
+from rnn_lower.streaming.repetition import filled_shape
 from rnn_lower.streaming.rules import RULES
-from rnn_lower.streaming.shapes import filled_shape
 
 
 class CausalityAnalysis:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rnn_lower.checking.checker import ModelPair, OriginalFails
 from rnn_lower.checking.compare import Comparison
+from rnn_lower.checking.model_pair import ModelPair, OriginalFails
 from rnn_lower.checking.runners import ORT
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.modelio import files

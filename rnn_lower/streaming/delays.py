@@ -20,9 +20,9 @@ from typing import Any
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.traits import ELEMENTWISE
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext
+from rnn_lower.streaming.delay_buffer import DelayBuffer
 from rnn_lower.streaming.graph_editor import filled
 from rnn_lower.streaming.node_edits import mask
-from rnn_lower.streaming.state_caches import DelayBuffer
 
 
 def held(ctx: RuleContext, x: AxisInfo, reach: int, index: int = 0, **changes: Any) -> DelayBuffer:

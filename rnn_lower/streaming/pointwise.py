@@ -10,7 +10,7 @@ from rnn_lower.shapes.sizes import ONE, Size, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
 from rnn_lower.streaming.delays import mask_early, settled
 from rnn_lower.streaming.node_edits import keep_reduced
-from rnn_lower.streaming.shapes import mapped
+from rnn_lower.streaming.reshaping import mapped
 from rnn_lower.streaming.state_caches import Accumulated
 
 

@@ -6,11 +6,11 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.shapes.sizes import ONE, TIME, Size, frames, linear, size
-from rnn_lower.streaming import shapes
+from rnn_lower.streaming import slicing
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
 from rnn_lower.streaming.delays import held
 from rnn_lower.streaming.node_edits import take_each, take_windows
-from rnn_lower.streaming.state_caches import KEEPS_INDICES, Position
+from rnn_lower.streaming.position_state import KEEPS_INDICES, Position
 from rnn_lower.transforms.evaluate import evaluate_node
 
 
@@ -36,11 +36,11 @@ def index_offsets(ctx: RuleContext, info: AxisInfo) -> np.ndarray | None:
 
 
 def gather(ctx: RuleContext) -> list[AxisInfo]:
-    """A Gather of windows, by frame indices plus constants; else `shapes.gather`."""
+    """A Gather of windows, by frame indices plus constants; else `slicing.gather`."""
     x, indices = ctx.input(0), _freed(ctx)
     offsets, axis = indices.offsets, indices.axis
     if x.axis is None or offsets is None or axis is None or ctx.axis(0, x.rank) != x.axis:
-        return shapes.gather(ctx)
+        return slicing.gather(ctx)
     if offsets.min() < 0:
         raise ctx.refuse(
             "it uses negative indices, which select frames from the end of the stream; in the model, "
@@ -119,10 +119,10 @@ def range_(ctx: RuleContext) -> list[AxisInfo]:
 
 
 def slice_(ctx: RuleContext) -> list[AxisInfo]:
-    """A Slice of as many rows of a table as there are frames; else `shapes.slice_`."""
+    """A Slice of as many rows of a table as there are frames; else `slicing.slice_`."""
     table, frames = ctx.input(0), _frames(ctx, 2)
     if table.is_timed or frames is None:
-        return shapes.slice_(ctx)
+        return slicing.slice_(ctx)
     axes = ctx.integers(3, "axes", 10)
     steps = ctx.integers(4, "steps", 10) or [1]
     if table.shape is None or axes is None or steps != [1] or ctx.content(1) != (size(0),) or table.last:

@@ -12,7 +12,7 @@ from rnn_lower.shapes.sizes import ONE, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
 from rnn_lower.streaming.delays import held
 from rnn_lower.streaming.recurrent_states import Recurrence, tell_length
-from rnn_lower.streaming.shapes import same_frames
+from rnn_lower.streaming.reshaping import same_frames
 from rnn_lower.streaming.state_caches import Steps
 
 

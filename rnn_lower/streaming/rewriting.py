@@ -26,11 +26,12 @@ from rnn_lower.streaming.axes import CALLS, axes_of, called, external, opened, s
 from rnn_lower.streaming.axis_info import AxisInfo
 from rnn_lower.streaming.causality import CausalityAnalysis
 from rnn_lower.streaming.data_flow import inputs_of
+from rnn_lower.streaming.delay_buffer import DelayBuffer
 from rnn_lower.streaming.graph_editor import GraphEditor
 from rnn_lower.streaming.plan import FIXED, LAST, Plan, batch_size, is_batch, read_plan
 from rnn_lower.streaming.recurrent_states import Recurrence
-from rnn_lower.streaming.shapes import FixedLengthError
-from rnn_lower.streaming.state_caches import CARRIED, Cache, DelayBuffer, Joined
+from rnn_lower.streaming.reshaping import FixedLengthError
+from rnn_lower.streaming.state_caches import Cache, Carried, Joined
 from rnn_lower.streaming.windows import PaddedError, cut_behind
 from rnn_lower.transforms.fold import fold
 from rnn_lower.transforms.inline import inlined
@@ -247,7 +248,7 @@ def _as_declared(value: ir.Value, content: Any) -> np.ndarray:
 
 
 def _nothing_runs(analysis: CausalityAnalysis, document: Document) -> bool:
-    carried = any(isinstance(edit, (Recurrence, *CARRIED)) for edit in analysis.carried)
+    carried = any(isinstance(edit, (Recurrence, Carried)) for edit in analysis.carried)
     return not carried and any(True for _ in recurrent_nodes(document.model))
 
 

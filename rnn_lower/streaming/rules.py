@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from rnn_lower.ir.traits import ELEMENTWISE
 from rnn_lower.options import OP_TYPES
-from rnn_lower.streaming import pointwise, positions, recurrence, shapes, windows
+from rnn_lower.streaming import pointwise, positions, recurrence, repetition, reshaping, windows
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext
 
 
@@ -28,19 +28,19 @@ TABLE = (
     Rule(OP_TYPES, recurrence.recurrent),
     Rule(ELEMENTWISE, pointwise.elementwise, lead=True),
     Rule(("Dropout",), pointwise.dropout, lead=True),
-    Rule(("Transpose",), shapes.transpose, lead=True),
-    Rule(("Reshape",), shapes.reshape, lead=True),
-    Rule(("Flatten",), shapes.flatten, lead=True),
-    Rule(("Squeeze",), shapes.squeeze, lead=True),
-    Rule(("Unsqueeze",), shapes.unsqueeze, lead=True),
-    Rule(("Split",), shapes.split, lead=True),
+    Rule(("Transpose",), reshaping.transpose, lead=True),
+    Rule(("Reshape",), reshaping.reshape, lead=True),
+    Rule(("Flatten",), reshaping.flatten, lead=True),
+    Rule(("Squeeze",), reshaping.squeeze, lead=True),
+    Rule(("Unsqueeze",), reshaping.unsqueeze, lead=True),
+    Rule(("Split",), reshaping.split, lead=True),
     Rule(("Concat",), windows.concat, lead=True),
     Rule(("Slice",), positions.slice_, lead=True),
     Rule(("Range",), positions.range_),
     Rule(("Gather",), positions.gather, lead=True),
-    Rule(("Expand",), shapes.expand),
-    Rule(("ConstantOfShape",), shapes.constant_of_shape),
-    Rule(("Tile",), shapes.tile),
+    Rule(("Expand",), repetition.expand),
+    Rule(("ConstantOfShape",), repetition.constant_of_shape),
+    Rule(("Tile",), repetition.tile),
     Rule(("MatMul",), pointwise.matmul, lead=True),
     Rule(("Gemm",), pointwise.gemm, lead=True),
     Rule(("Einsum",), pointwise.einsum, lead=True),

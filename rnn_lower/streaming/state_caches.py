@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from typing import Any
 
 import numpy as np
@@ -32,8 +31,14 @@ def batch_axis(shape: tuple[Size, ...], stream: int) -> int | None:
     return free[0] if len(free) == 1 else 0 if stream and not free else None
 
 
+class Carried:
+    """An edit that adds states other than those of recurrent nodes."""
+
+    node: ir.Node
+
+
 @dataclasses.dataclass(frozen=True)
-class Frames:
+class Frames(Carried):
     """A state of `length` frames of a value."""
 
     node: ir.Node
@@ -262,7 +267,7 @@ class Accumulated(Frames):
 
 
 @dataclasses.dataclass(frozen=True)
-class Steps:
+class Steps(Carried):
     """The states of a Scan over the frames. shapes: of the initial values."""
 
     node: ir.Node
@@ -280,178 +285,3 @@ class Steps:
             work.replace_input(site, index, current)
             final = site.output(index) if site.message.output[index] else site.divert("last", index)
             work.hand_on(site, final, state)
-
-
-KEEPS_INDICES = ("Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape", "Transpose", "Add", "Sub")
-"""Operators that compute frame indices plus constants if their inputs are frame indices plus constants."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Position:
-    """The position in the stream, for a Range over the frames or a Slice of a table by frame.
-
-    dtype: of the Range.  numbered: nodes that use indices only to select each frame, for which counting is unnecessary.
-    source: an input of the model and its stream axis.  count, first, delta: length, start and step of a Range.
-    """
-
-    node: ir.Node
-    dtype: ir.DataType
-    numbered: AbstractSet[ir.Node]
-    source: tuple[str, int] = ("", 0)
-    count: Size = ONE
-    first: int = 0
-    delta: int = 1
-
-    def __call__(self, work: GraphEditor) -> None:
-        """Add the number of frames before the chunk."""
-        site = work.at(self.node)
-        if self.node.op_type == "Range" and not self._is_read(self.node.outputs[0]):
-            return
-        if work.infos[self.node.outputs[0]].late:
-            raise UnsupportedError(
-                f"{site.owner}: its count does not include all frames; streaming supports this only if a "
-                "Gather uses the result along the time axis"
-            )
-        if work.reset is not None:
-            raise UnsupportedError(
-                f"{site.owner}: it keeps one frame count for the whole batch, so individual rows cannot be reset; drop"
-                " --reset"
-            )
-        state, before = work.take_state(site, "position", np.zeros(1, np.int64), (ONE,), None)
-        b, output = site.behind, str(site.output().name)
-        if self.node.op_type == "Slice":
-            total = site.before.add(before, site.input(2), "end")
-            site.feed(1, site.before.add(before, site.input(1), "begin"))
-            site.feed(2, total)
-        else:
-            self._end_with_chunk(work, site)
-            numbers, skipped = site.divert("numbers"), b.mul(before, constant([self.delta], INT64), "skipped")
-            frames: Operand = b.op("Shape", numbers, name="frames")
-            if work.step is not None:  # a constant, because tract does not return values computed from a shape
-                frames = constant([int(work.step / work.infos[self.node.outputs[0]].every)], INT64, "frames")
-            total = b.add(before, frames, "total")
-            site.rename(b.add(numbers, b.cast(skipped, INT64, self.dtype, "offset"), "positions"), output)
-        work.hand_on(site, total, state)
-
-    def _end_with_chunk(self, work: GraphEditor, site: Site) -> None:
-        """Recompute the limit of a Range from the frames of the chunk."""
-        limit, b = self.node.inputs[1], site.before
-        if limit is None or work.infos[limit].content == (self.count,):
-            return
-        frames = b.mul(computed_size(b, self.count, {TIME: self.source}), constant([self.delta], INT64), "span")
-        end = b.squeeze(b.add(frames, constant([self.first], INT64), "end"), [0], "limit")
-        work.replace_input(site, 1, b.cast(end, INT64, self.dtype, "limit"))
-
-    def _is_read(self, value: ir.Value) -> bool:
-        """Whether a node other than a frame-by-frame Gather reads the Range."""
-        users = [user for user, index in value.uses() if user not in self.numbered or index != 1]
-        return value.is_graph_output() or any(
-            user.op_type not in KEEPS_INDICES or any(map(self._is_read, user.outputs)) for user in users
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class DelayBuffer(Frames):
-    """A delay buffer: frames held back until a whole window of `length` frames is available.
-
-    index: the input of the node.  lead: the input's left padding.
-    before, fill: the number of frames before the first chunk, and their value.
-    crop: return single frames of the input, each this far from the start of its window; None if the node reads windows.
-    gone: whether the node only cropped, so that an Identity replaces it.  attributes: of the node that change.
-    output_axis: the axis of the frames in the node's output, if it differs from `axis`.
-    """
-
-    index: int = 0
-    stride: int = 1
-    before: int = 0
-    fill: Any = 0.0
-    crop: int | None = None
-    gone: bool = False
-    lead: int = 0
-    output_axis: int | None = None
-    attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    def __call__(self, work: GraphEditor) -> None:
-        site = work.at(self.node)
-        if work.reset is not None:
-            raise UnsupportedError(
-                f"{site.owner}: its frames are delayed, so individual rows cannot be reset; drop --reset"
-            )
-        key = str(site.input(self.index).name), self.axis, self.length, self.crop
-        shared = self.crop is not None and not work.is_nested(site)
-        if shared and key in work.delayed:
-            site.feed(self.index, work.delayed[key])
-        elif work.step is None:
-            self._hold_back(work, site)
-        else:
-            self._delay(work, site)
-            work.warm_up()
-        if shared:
-            work.delayed[key] = site.input(self.index)
-        if self.gone:
-            site.replace("Identity")
-        site.change(self.attributes)
-
-    def _hold_back(self, work: GraphEditor, site: Site) -> None:
-        """Prepend the held frames to the input, pass on the complete windows, and hold back the rest."""
-        work.check_sizes(site.owner, self.shape)
-        first = filled(self.x.sized(size(self.before)), self.fill, self.dtype)
-        state, held = work.take_state(site, "held", first, self.x.sized(size(GROWS)), None)
-        b, rank = site.before, self.x.rank
-
-        def number(value: int) -> Operand:
-            return constant([value], INT64, "number")
-
-        def above_zero(value: Operand, name: str) -> ir.Value:
-            return b.op("Where", b.less(value, number(0)), number(0), value, name=name)
-
-        joined = b.concat([held, site.input(self.index)], self.axis, "with_held")
-        frames = b.size(joined, self.axis, rank, "frames")
-        enough = above_zero(b.sub(frames, number(self.length - self.stride), "surplus"), "enough")
-        ready = b.div(enough, number(self.stride), "ready")
-        used, end = b.mul(ready, number(self.stride), "used"), number(-self.lead if self.lead else END)
-        buffered = b.op("Slice", joined, used, end, number(self.axis), name="held")
-        if self.crop is not None:
-            last = b.add(ready, number(self.crop), "last")
-            part = b.op("Slice", joined, number(self.crop), last, number(self.axis), name="ready_frames")
-            site.feed(self.index, part)
-        else:
-            lacking = above_zero(b.sub(number(self.length), frames, "missing"), "lacking")
-            none = [constant([0] * count, INT64) for count in (rank + self.axis, rank - self.axis - 1) if count]
-            pads = b.concat([none[0], lacking, *none[1:]], 0, "pads")
-            site.feed(self.index, b.op("Pad", joined, pads, name="whole"))
-            output = str(site.output().name)
-            result, axis = site.divert("made"), self.axis if self.output_axis is None else self.output_axis
-            site.rename(site.behind.op("Slice", result, number(0), ready, number(axis), name="complete"), output)
-        work.hand_on(site, buffered, state)
-
-    def _delay(self, work: GraphEditor, site: Site) -> None:
-        """The delay for chunks of one length: outputs have as many frames, and the first ones are meaningless."""
-        b, axis = site.before, self.axis
-        if self.crop is not None:
-            length = self.length - 1 - self.crop
-        else:
-            late = (self.x.late + max(0, self.length - 1 - self.before - self.lead)) // self.stride
-            length = late * self.stride + self.before - self.x.late
-        if length < 0:
-            raise UnsupportedError(
-                f"{site.owner}: its input is delayed by fewer frames than its stride, which --step does "
-                "not support; drop --step"
-            )
-        if not length:
-            if self.lead and self.crop is not None:
-                site.feed(self.index, b.slice(site.input(self.index), axis, self.lead, END, "without_lead"))
-            return
-        shape = self.x.sized(size(length))
-        work.check_sizes(site.owner, shape)
-        state, held = work.take_state(site, "held", filled(shape, self.fill, self.dtype), shape, None)
-        whole = b.concat([held, site.input(self.index)], axis, "with_held")
-        buffered = last_frames(b, whole, axis, length + self.lead, "held")
-        if self.lead:  # the next chunk has it again
-            buffered = b.slice(buffered, axis, 0, -self.lead, "held_without_lead")
-        work.hand_on(site, buffered, state)
-        site.feed(self.index, whole if self.crop is None else b.slice(whole, axis, self.lead, -length, "delayed"))
-
-
-CARRIED = (Cache, First, Joined, Begun, Overlap, Accumulated, Steps, Position, DelayBuffer)
-"""Edits that add states other than those of recurrent nodes."""

@@ -15,11 +15,12 @@ import onnx_ir as ir
 
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.shapes.sizes import ONE, Size
-from rnn_lower.streaming import shapes
+from rnn_lower.streaming import reshaping
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
+from rnn_lower.streaming.delay_buffer import DelayBuffer
 from rnn_lower.streaming.delays import held, mask_early, settled
 from rnn_lower.streaming.node_edits import change_attributes, replace_arguments
-from rnn_lower.streaming.state_caches import Begun, Cache, DelayBuffer, Joined, Overlap
+from rnn_lower.streaming.state_caches import Begun, Cache, Joined, Overlap
 
 
 class PaddedError(UnsupportedError):
@@ -91,7 +92,7 @@ def pooling(ctx: RuleContext) -> list[AxisInfo]:
 
 def global_pooling(ctx: RuleContext) -> list[AxisInfo]:
     rank = ctx.x().rank
-    return [shapes.mapped(ctx, [range(rank)], [0, 1, *[None] * (rank - 2)], "it reduces over time")]
+    return [reshaping.mapped(ctx, [range(rank)], [0, 1, *[None] * (rank - 2)], "it reduces over time")]
 
 
 def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
@@ -339,4 +340,4 @@ def _begun(ctx: RuleContext, x: AxisInfo, length: int, dtype: ir.DataType, **det
 
 def concat(ctx: RuleContext) -> list[AxisInfo]:
     """A Concat over time with a constant in front, or over other axes."""
-    return joined_in_front(ctx) or shapes.concat(ctx)
+    return joined_in_front(ctx) or reshaping.concat(ctx)

@@ -223,7 +223,7 @@ def test_nested_functions_count_as_recurrent():
     call = next(node for node in model.graph.node if node.op_type == model.functions[0].name)
     call.op_type = "outer"
     model.functions.append(outer)
-    from rnn_lower.checking.checker import ModelPair
+    from rnn_lower.checking.model_pair import ModelPair
 
     assert ModelPair(model, model).touched() == {value.name for value in model.graph.output}
 

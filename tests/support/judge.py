@@ -7,7 +7,7 @@ import onnx
 from onenode import Case, build
 
 import rnn_lower
-from rnn_lower.checking import checker, runners
+from rnn_lower.checking import checker, native_refusals, runners
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.report import CheckReport
 from rnn_lower.targeting.probe import writing
@@ -25,7 +25,7 @@ def run_reference(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[
 
 def refused(model: onnx.ModelProto) -> str | None:
     """Why onnxruntime must not be given the fused model."""
-    reasons = (checker.refused_by_onnxruntime(node) for node in rnn_lower.inspect(model))
+    reasons = (native_refusals.refused_by_onnxruntime(node) for node in rnn_lower.inspect(model))
     return next((reason for reason in reasons if reason), None)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 import rnn_lower
-from rnn_lower.checking.checker import refused_by_onnxruntime
+from rnn_lower.checking.native_refusals import refused_by_onnxruntime
 from rnn_lower.checking.runners import open_onnxruntime, open_reference
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.driver.lower_pass import lower_document

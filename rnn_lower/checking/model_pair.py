@@ -1,0 +1,235 @@
+"""Run the original and the lowered model, each on a runtime that supports it reliably."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from rnn_lower.checking import guard, runtimes
+from rnn_lower.checking.native_refusals import refused_by_onnxruntime
+from rnn_lower.checking.runners import ORT, REFERENCE, Run, open_onnxruntime, open_reference
+from rnn_lower.checking.samples import Feeds
+from rnn_lower.driver.plan import inlined_document, read_document
+from rnn_lower.errors import RnnLowerError, one_line
+from rnn_lower.ir.walk import opset_of, recurrent_nodes, with_bodies
+from rnn_lower.modelio import files
+from rnn_lower.proving.model_inputs import required_inputs
+from rnn_lower.proving.old_operators import FIRST_TODAY
+from rnn_lower.proving.report import Proof
+from rnn_lower.shapes.shape_info import plain_dim
+from rnn_lower.transforms.fold import dead_nodes, is_folded
+
+INSTEAD = "use --prove, which needs no runtime"
+"""The advice for models that onnxruntime cannot run."""
+
+
+class OriginalFails(Exception):
+    """The original does not run with these inputs."""
+
+
+class ModelPair:
+    """The original and the lowered model; `judge` and `runner` name their runtimes.
+
+    on: the runtime of the lowered model.  load_error: why onnxruntime did not load the original, or "".
+    """
+
+    def __init__(self, original: Any, lowered: Any, on: str | None = None) -> None:
+        self.original, self._original_path = files.open_model(original)
+        self.lowered, self._lowered_path = files.open_model(lowered)
+        for document in (self.original, self.lowered):
+            document.check_data()
+        self.output_names = [value.name for value in self.original.proto.graph.output]
+        lowered_names = [value.name for value in self.lowered.proto.graph.output]
+        if self.output_names != lowered_names:
+            text = f"the models have different outputs: {self.output_names} and {lowered_names}"
+            raise RnnLowerError(f"{_named(self._lowered_path)}{text}")
+        try:
+            original, self.nodes = read_document(self.original)
+        except RnnLowerError as error:
+            raise type(error)(f"{_named(self._original_path)}{error}") from None
+        if original is not self.original:
+            self.original, self._original_path = original, None
+        self.judge, self.runner = ORT, ORT
+        self._run_original: Run | None = None
+        self._run_lowered: Run | None = None
+        self._on = on
+        if on is not None:
+            self._run_lowered = runtimes.open_runtime(on, self.lowered)
+            self.runner = f"{on} {runtimes.version(on)}"
+        self.load_error = ""
+        self._unknown = ""
+        self._refused = ""
+        refused = next((reason for node in self.nodes if (reason := refused_by_onnxruntime(node))), None)
+        if refused:
+            self.judge = f"{REFERENCE} ({refused})"
+
+    def run(
+        self, candidates: Iterable[Feeds], keep: Callable[[Feeds], None] = lambda _: None
+    ) -> tuple[Feeds, list[Any], list[Any]]:
+        """The first inputs with which the original runs, and both results; calls `keep` with these inputs."""
+        first_error, overflowed = "", None
+        for feeds in candidates:
+            try:
+                expected = self.original_results(feeds)
+            except OriginalFails as failure:
+                first_error = first_error or str(failure)
+                continue
+            keep(feeds)
+            # If values overflow, native kernels differ from each other; inputs without overflow are better evidence.
+            if all(map(_is_finite, expected)) or not all(map(_is_finite, feeds.values())):
+                return feeds, expected, self.lowered_results(feeds)
+            overflowed = overflowed or (feeds, expected)
+        if overflowed is not None:
+            return *overflowed, self.lowered_results(overflowed[0])
+        raise RnnLowerError(f"{_named(self._original_path)}{self._why_not(first_error)}")
+
+    def _why_not(self, error: str) -> str:
+        if self._unknown:
+            return f"{ORT} has no operator {self._unknown}, so the original model can be neither run nor checked"
+        if "No corresponding Numpy type" in error:
+            return f"{ORT} does not accept the type of an input or output of this model; {INSTEAD}"
+        if self._refused and "Issues with types" in error:  # about the operator, not about the inputs
+            text = f"{ORT} cannot load the original model ({self._refused})"
+            return f"{text}, nor can onnx's evaluator run it; use `rnn-lower prove`, which runs neither model"
+        wanted = "; ".join(map(_declaration, required_inputs(self.original.model)))
+        text = f"the original model does not run with these inputs: {error}; provide other inputs"
+        return f"{text} (--inputs X.npz with {wanted})"
+
+    def unproved(self, proof: Proof | None) -> list[int]:
+        """The replaced nodes that are not proved and that some inputs may reach."""
+        if proof is not None and proof.whole and proof.ok:
+            return []
+        proved = set() if proof is None else {(node.name, node.path) for node in proof.nodes if node.ok}
+        remaining = {name for node, _ in recurrent_nodes(self.lowered.model) for name in _results(node)}
+        indices = [
+            index for index, node in enumerate(self.nodes)
+            if node.outputs and (node.name, node.path) not in proved and not remaining & set(_results(node.node))
+        ]  # fmt: skip
+        live = [index for index in indices if index not in self._dead] if indices else []
+        if live and proof is not None and is_folded(self.lowered.proto):  # folding renames nodes of branches
+            every = len(self.nodes) - len(self._dead)
+            return [] if len(proof.nodes) == every and all(node.ok for node in proof.nodes) else live
+        return live
+
+    @functools.cached_property
+    def _plain(self) -> ir.Model:
+        """The original with functions inlined."""
+        return inlined_document(self.original).model
+
+    def touched(self) -> set[str]:
+        """The names of outputs that depend on a recurrent node."""
+        recurrent = {node for node, _ in recurrent_nodes(self._plain)}
+        return _downstream(self._plain, set(), recurrent)
+
+    def is_constant(self) -> bool:
+        """Whether the compared outputs depend on no input, so that they are the same in all runs."""
+        fed = _downstream(self._plain, set(required_inputs(self._plain)), set())
+        return not (self.touched() or set(self.output_names)) & fed
+
+    @functools.cached_property
+    def _dead(self) -> set[int]:
+        """The nodes in branches that never run."""
+        return dead_nodes(self.original.outline)
+
+    def original_results(self, feeds: Feeds) -> list[Any]:
+        """The results of the original. Raises OriginalFails if it does not run with these inputs."""
+        try:
+            if self._run_original is None:
+                self._run_original = self._open_original()
+            try:
+                results = self._run_original(feeds)
+            except Exception as error:
+                if guard.NAME not in str(error):
+                    raise
+                self.judge = f"{REFERENCE} (an empty sequence or batch)"
+                self._run_original = open_reference(self.original)
+                results = self._run_original(feeds)
+        except Exception as error:  # runtimes raise exceptions of any type
+            raise OriginalFails(one_line(error)) from None
+        return results
+
+    def _open_original(self) -> Run:
+        if self.judge != ORT:
+            return open_reference(self.original)
+        change = guard.add if guard.needed(self.nodes) else None
+        try:
+            return open_onnxruntime(self.original, self._original_path, change)
+        except Exception as error:
+            self._refused = " ".join(str(error).split()).rpartition(", Error ")[2][:200]
+            self._unknown = self._unknown or _unknown_operator(error)
+            self.load_error = one_line(error)[:120]
+            self.judge = f"{REFERENCE} (onnxruntime: {self.load_error})"
+            return open_reference(self.original)
+
+    def lowered_results(self, feeds: Feeds) -> list[Any]:
+        if self._run_lowered is None:
+            try:
+                self._run_lowered = open_onnxruntime(self.lowered, self._lowered_path)
+            except Exception as error:
+                if (opset_of(self.lowered.proto) or 0) >= FIRST_TODAY:
+                    text = f"{ORT} cannot load the lowered model: {one_line(error)}"
+                    if self._refused:
+                        text = (
+                            f"{ORT} can load neither the original nor the lowered model: {one_line(error)}; {INSTEAD}"
+                        )
+                    raise RnnLowerError(f"{_named(self._lowered_path)}{text}") from None
+                self.runner = REFERENCE
+                self._run_lowered = open_reference(self.lowered)
+        try:
+            return self._run_lowered(feeds)
+        except Exception as error:
+            where = "" if self._on is None else f" on {self.runner}"
+            message = f"the lowered model does not run{where}: {one_line(error)}"
+            if "running Scan" in str(error) and "Dimension 0 is 0" in str(error):
+                message += "; its Scan cannot run on an empty sequence; lower the model with"
+                message += " --form loop or --target onnxruntime"
+            raise RnnLowerError(f"{_named(self._lowered_path)}{message}") from None
+
+
+def _unknown_operator(error: Exception) -> str:
+    """The operator that onnxruntime reports as unknown, or nothing."""
+    match = re.search(r"(\w+)\(-?\d+\) is not a registered function/op|No Op registered for (\w+)", str(error))
+    return "" if match is None else match[1] or match[2]
+
+
+def _results(node: ir.Node) -> tuple[str, ...]:
+    return tuple(str(value.name) for value in node.outputs if value.name)
+
+
+def _declaration(value: ir.Value) -> str:
+    """The name, type and shape of an input, for printing."""
+    if not isinstance(value.type, ir.TensorType):
+        return f"{value.name}: not a tensor"
+    shape = " of any shape" if value.shape is None else f"[{', '.join(_shown(dim) for dim in value.shape)}]"
+    return f"{value.name}: {value.type.dtype.name.lower()}{shape}"
+
+
+def _shown(dim: int | ir.SymbolicDim) -> str:
+    known = plain_dim(dim)
+    return "?" if known is None else str(known)
+
+
+def _named(path: str | None) -> str:
+    return "" if path is None else f"{path}: "
+
+
+def _downstream(model: ir.Model, values: set[ir.Value], nodes: set[ir.Node]) -> set[str]:
+    """The names of outputs that depend on these values or nodes."""
+    dependent = set(values)
+    for node in model.graph:
+        inside = list(with_bodies([node]))
+        if not nodes.isdisjoint(inside) or any(not dependent.isdisjoint(inner.inputs) for inner in inside):
+            dependent |= set(node.outputs)
+    return {str(value.name) for value in model.graph.outputs if value in dependent}
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_finite, value))
+    array = np.asarray(value)
+    return array.dtype.kind not in "fcV" or bool(np.all(np.abs(array.astype(np.complex128)) < 1e30))
