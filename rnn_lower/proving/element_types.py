@@ -1,12 +1,12 @@
 """Infer the element types of all values that emitted nodes compute, from the type constraints of the schemas.
 
-A field has no element types, so a cast is the identity in it. On a runtime a cast is exact only if it widens, or if it
-narrows a result computed in float32 back to the 16-bit type of the node. Any other cast between floats is refused.
+A field has no element types, so a cast is the identity in it. On a runtime only some casts are (`is_exact`); any other
+cast between floats is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
@@ -23,9 +23,21 @@ WIDENINGS = {
     (_F.BFLOAT16, _F.DOUBLE),
 }  # fmt: skip
 
+HALVES = (_F.FLOAT16, _F.BFLOAT16)
 
 WIDE_INTEGERS = (_F.INT32, _F.INT64)
 """Integers that sizes do not let wrap around; the proof computes without limits."""
+
+
+def is_exact(source: DType, goal: DType, narrow: Collection[DType] = ()) -> bool:
+    """Whether a cast between floats computes the identity: if it widens, or returns to the 16-bit type of a node.
+
+    narrow: the types of the nodes that the cast may belong to, whose results lowering computes in float32.  A source
+    of unknown type, or of truth values, counts as float32.
+    """
+    source = source if source is not None and source.is_floating_point() else _F.FLOAT
+    back = source == _F.FLOAT and goal in HALVES and goal in narrow
+    return source == goal or (source, goal) in WIDENINGS or back
 
 
 class ElementTypes:
@@ -112,10 +124,9 @@ class ElementTypes:
 
     def _cast(self, node: ir.Node, source: DType) -> ir.DataType:
         goal = cast_type(node.attributes["to"].value)
-        if source is None or source == goal or not (source.is_floating_point() and goal.is_floating_point()):
+        if source is None or not (source.is_floating_point() and goal.is_floating_point()):
             return goal
-        back = source == ir.DataType.FLOAT and goal == self._dtype and goal in (_F.FLOAT16, _F.BFLOAT16)
-        if (source, goal) not in WIDENINGS and not back:
+        if not is_exact(source, goal, (self._dtype,)):
             raise WrongError(f"Cast '{node.name}' rounds from {_name(source)} to {_name(goal)}")
         return goal
 

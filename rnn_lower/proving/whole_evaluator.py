@@ -20,6 +20,7 @@ from rnn_lower.ir.traits import DATA_MOVEMENT, ELEMENTWISE, RANDOM
 from rnn_lower.ir.walk import NODE_MARK, subgraphs
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
+from rnn_lower.proving.element_types import is_exact
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.integer_flow import IntegerFlow
 from rnn_lower.proving.interpreter import check_shape
@@ -34,9 +35,6 @@ MOVES = (*MOVED_BY_ONNX, *DATA_MOVEMENT, "Pad", "Tile")
 
 KINDS = {"u": onnx.TensorProto.FLOAT, "i": onnx.TensorProto.INT64, "b": onnx.TensorProto.BOOL}
 """The element types of field elements, integers and booleans, by numpy kind."""
-
-WIDE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
-"""Element types to which a Cast of field elements is the identity."""
 
 CASTS = ("Cast", "CastLike")
 
@@ -186,24 +184,26 @@ class WholeEvaluator(ModelInterpreter):
         self._use(operands)
         if own and node.op_type not in (*MOVES, *RINGS) and any(map(self._is_whole, node.inputs, operands)):
             return self._unknown(node, operands)
-        is_cast = own and node.op_type in CASTS and operands[0] is not None and operands[0].dtype == np.uint64
-        goals = (*WIDE, *self.narrow) if NODE_MARK in node.metadata_props else WIDE
-        source = node.inputs[0] if is_cast else None
-        from_double = source is not None and self._shape_info.dtype(source) == ir.DataType.DOUBLE
-        narrows = is_cast and (
-            self._goal(node) not in goals or (from_double and self._goal(node) != ir.DataType.DOUBLE)
-        )
+        rounded = self._rounded(node, operands[0]) if own and node.op_type in CASTS else None
+        if rounded is not None:
+            return [rounded]
         try:
-            if not narrows:  # narrowing rounds
-                return super()._results(node)
+            return super()._results(node)
         except SmallInputError as error:
             raise NotRunError(f"{node.op_type} '{node.name}': {error}") from None
         except (OutOfScopeError, WrongError) as error:  # this use has no equation
             if own and node.op_type in MOVES:
                 raise (NotRunError if isinstance(error, WrongError) else OutOfScopeError)(str(error)) from None
-        if is_cast and operands[0] is not None:
-            return [self.field.function(f"Cast to {self._goal(node)} {_attributes(node)}", operands[0])]
         return self._unknown(node, operands)
+
+    def _rounded(self, node: ir.Node, operand: Array | None) -> Array | None:
+        """The result of a cast that rounds floats, or None for any other cast."""
+        if operand is None or operand.dtype != np.uint64 or node.inputs[0] is None:
+            return None
+        source, goal = self._shape_info.dtype(node.inputs[0]), self._goal(node)
+        if is_exact(source, goal, self.narrow if NODE_MARK in node.metadata_props else ()):
+            return None
+        return self.field.function(f"Cast to {goal} {_attributes(node)}", operand)
 
     def _watch(self, node: ir.Node, operands: Sequence[Array | None], result: Array) -> None:
         """Record outcomes that input integers decide at a node, and, as symbols, uses that both models must have."""

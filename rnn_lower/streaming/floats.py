@@ -14,7 +14,7 @@ from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import NODE_MARK, constant
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving import float_run
-from rnn_lower.proving.element_types import WIDENINGS
+from rnn_lower.proving.element_types import is_exact
 from rnn_lower.proving.field import Array
 from rnn_lower.proving.old_operators import open_evaluator
 from rnn_lower.proving.operators import OutOfScopeError, cast_type
@@ -40,10 +40,10 @@ class Rounding(ModelInterpreter):
             kind, operand = types.dtype(source), self._operands(node)[0]
             like = node.inputs[1] if node.op_type == "CastLike" else None
             goal = cast_type(node.attributes["to"].value) if like is None else types.dtype(like)
-            of_node = NODE_MARK in node.metadata_props and goal in self.narrow
-            exact = goal is None or kind in (None, goal) or (kind, goal) in WIDENINGS or not goal.is_floating_point()
+            exact = is_exact(kind, goal, self.narrow if NODE_MARK in node.metadata_props else ())
             is_known = operand is None or operand.dtype != np.uint64 or constant(source) is not None
-            if not (exact or of_node or is_known) and operand is not None:
+            is_float = goal is not None and goal.is_floating_point()
+            if is_float and not (exact or is_known) and operand is not None:
                 return [self.field.function(f"Cast to {goal}", operand)]
         return super()._results(node)
 
