@@ -313,12 +313,20 @@ class WholeEvaluator(ModelInterpreter):
     def _computed(self, node: ir.Node, numbers: Sequence[np.ndarray | None]) -> Sequence[Array]:
         """Run an operator on known numbers with onnx's evaluator."""
         self._limit_size(node, numbers)
+        typed = [self._typed(value, array) for value, array in zip(node.inputs, numbers, strict=True)]
         try:
             with np.errstate(all="ignore"):
-                results = evaluate_node(node, numbers, self._graph.opset)
+                results = evaluate_node(node, typed, self._graph.opset)
         except Exception as error:
             raise NotRunError(f"{node.op_type} '{node.name}' cannot be evaluated ({type(error).__name__})") from None
         return [self._known(array) for array in results]
+
+    def _typed(self, value: ir.Value | None, numbers: np.ndarray | None) -> np.ndarray | None:
+        """Known integers in the type that the model gives them, which evaluation widens."""
+        dtype = None if value is None else self._shape_info.dtype(value)
+        if numbers is None or numbers.dtype != np.int64 or dtype is None or not dtype.is_integer():
+            return numbers
+        return numbers.astype(dtype.numpy())
 
     def _unknown(self, node: ir.Node, operands: Sequence[Array | None]) -> list[Array]:
         """Return random elements, keyed by all operands, in the inferred shapes."""

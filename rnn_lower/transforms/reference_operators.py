@@ -1,4 +1,4 @@
-"""Corrections of operators for which onnx's reference evaluator contradicts the standard."""
+"""Corrections of operators that onnx's reference evaluator lacks or computes differently from the standard."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from onnx.reference.op_run import OpRun
-from onnx.reference.ops import op_batch_normalization, op_loop
+from onnx.reference.ops import op_batch_normalization, op_dequantize_linear, op_loop
 
 
 class Loop(op_loop.Loop):  # type: ignore[misc]  # onnx gives it no types
@@ -172,5 +172,15 @@ class LRN(OpRun):  # type: ignore[misc]
         return ((x / (bias + alpha / size * squares) ** beta).astype(x.dtype),)
 
 
-OPERATORS = (Loop, Scan, Slice, Softmax, LogSoftmax, Hardmax, BatchNormalization, LpNormalization, LRN)
+class DequantizeLinear(op_dequantize_linear.DequantizeLinear_25):  # type: ignore[misc]
+    """DequantizeLinear, of every version: onnx 1.23 has none before opset 19."""
+
+    def _run(self, *operands: Any, axis: Any = None, **newer: Any) -> tuple[Any, ...]:
+        newer = {name: value for name, value in newer.items() if value is not None}
+        return tuple(super()._run(*operands, axis=1 if axis is None else axis, **newer))
+
+
+OPERATORS = (
+    Loop, Scan, Slice, Softmax, LogSoftmax, Hardmax, BatchNormalization, LpNormalization, LRN, DequantizeLinear,
+)  # fmt: skip
 """For `onnx.reference.ReferenceEvaluator(model, new_ops=OPERATORS)`."""

@@ -73,4 +73,58 @@ def test_constants_through_them_keep_their_values(op, opset, attributes, more):
 
 def test_no_corrected_operator_is_folded_by_onnxscript():
     corrected = {operator.__name__ for operator in reference_operators.OPERATORS}
-    assert corrected - {"Loop", "Scan", "Slice"} == {*fold.CORRECTED}  # of Slice, only those that run backwards
+    # Of Slice, only those that run backwards are not folded; onnxscript never folds DequantizeLinear.
+    assert corrected - {"Loop", "Scan", "Slice", "DequantizeLinear"} == {*fold.CORRECTED}
+
+
+QUANTIZED = np.random.default_rng(4).integers(-128, 128, (2, 8, 3))
+
+
+@pytest.mark.parametrize(
+    ("opset", "per_axis"), [*((opset, False) for opset in (10, 11, 17, 23)), *((opset, True) for opset in (13, 19, 21))]
+)
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int32"])
+def test_dequantize_linear_equals_onnxruntime_at_every_opset(opset, kind, per_axis):
+    x = QUANTIZED.astype(kind)
+    scale = np.linspace(0.01, 0.03, 8).astype(np.float32) if per_axis else np.array(0.02, np.float32)
+    feeds = {"x": x, "scale": scale, "zero": np.full(scale.shape, 0 if kind == "int32" else 3, kind)}
+    node = helper.make_node("DequantizeLinear", [*feeds], ["y"], **({"axis": -2} if per_axis else {}))
+    inputs = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for n, v in feeds.items()
+    ]
+    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, x.shape)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=7)
+    (wanted,), (found,) = run_onnxruntime(model, feeds), evaluator(model).run(None, feeds)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("opset", [11, 17, 21])
+@pytest.mark.parametrize(
+    "options", [{"fold": True}, {"fold": True, "target": "tract"}, {"legalize_all": True}], ids=str
+)
+def test_quantized_constants_do_not_keep_a_model_from_its_proof(opset, options):
+    """Narrow integers reach the evaluator in their own type, in which QuantizeLinear saturates."""
+    rng = np.random.default_rng(5)
+    constants = {
+        "W8": rng.integers(-128, 128, (1, 16, 3)).astype(np.int8), "scale": np.float32(0.01), "zero": np.int8(0),
+        "R32": rng.standard_normal((1, 16, 4)).astype(np.float32) * 2,  # some of it saturates
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("DequantizeLinear", ["W8", "scale", "zero"], ["W"]),
+        helper.make_node("QuantizeLinear", ["R32", "scale", "zero"], ["R8"]),
+        helper.make_node("DequantizeLinear", ["R8", "scale", "zero"], ["R"]),
+        helper.make_node("LSTM", ["x", "W", "R"], ["Y"], hidden_size=4),
+    ]
+    ends = [
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s)] for n, s in (("x", (5, 2, 3)), ("Y", (5, 1, 2, 4)))
+    ]
+    graph = helper.make_graph(
+        nodes, "g", *ends, [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=7)
+    target = {"target": "onnxruntime"} if "legalize_all" in options else {}
+    lowered = rnn_lower.lower(model, **options, **target)
+    x = rng.standard_normal((5, 2, 3)).astype(np.float32)
+    (wanted,), (found,) = (run_onnxruntime(each, {"x": x}) for each in (model, lowered))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    assert rnn_lower.prove(model, lowered)
