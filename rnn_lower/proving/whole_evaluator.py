@@ -344,10 +344,11 @@ class WholeEvaluator(ModelInterpreter):
         for value, array in zip(node.inputs, operands, strict=True):
             if value is None or array is None or value.name in inputs:
                 continue
-            name, kind = str(value.name), value.dtype.value if value.dtype else KINDS[array.dtype.kind]
+            name, dtype = str(value.name), self._shape_info.dtype(value)
+            kind = KINDS[array.dtype.kind] if dtype is None else dtype.value
             inputs[name] = onnx.helper.make_tensor_value_info(name, kind, array.shape)
             if array.dtype == np.int64 and array.size < 64:
-                constants.append(onnx.numpy_helper.from_array(array, name))
+                constants.append(onnx.numpy_helper.from_array(self._typed(value, array), name))
         outputs = [onnx.ValueInfoProto(name=value.name) for value in node.outputs if value.name]
         graph = onnx.helper.make_graph([ir.to_proto(node)], "one", list(inputs.values()), outputs, constants)
         domains = {"": self._graph.opset} | ({} if node.domain in DEFAULT_DOMAINS else {node.domain: 1})

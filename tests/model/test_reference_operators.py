@@ -102,10 +102,11 @@ def test_dequantize_linear_equals_onnxruntime_at_every_opset(opset, kind, per_ax
 @pytest.mark.parametrize(
     "options", [{"fold": True}, {"fold": True, "target": "tract"}, {"legalize_all": True}], ids=str
 )
-def test_quantized_constants_do_not_keep_a_model_from_its_proof(opset, options):
-    """Narrow integers reach the evaluator in their own type, in which QuantizeLinear saturates."""
+def test_quantization_does_not_keep_a_model_from_its_proof(opset, options):
+    """Narrow integers reach the evaluator and shape inference in their own type."""
     rng = np.random.default_rng(5)
     constants = {
+        "K8": np.array([[[1]], [[-2]]], np.int8).repeat(2, 1),
         "W8": rng.integers(-128, 128, (1, 16, 3)).astype(np.int8), "scale": np.float32(0.01), "zero": np.int8(0),
         "R32": rng.standard_normal((1, 16, 4)).astype(np.float32) * 2,  # some of it saturates
     }  # fmt: skip
@@ -113,7 +114,12 @@ def test_quantized_constants_do_not_keep_a_model_from_its_proof(opset, options):
         helper.make_node("DequantizeLinear", ["W8", "scale", "zero"], ["W"]),
         helper.make_node("QuantizeLinear", ["R32", "scale", "zero"], ["R8"]),
         helper.make_node("DequantizeLinear", ["R8", "scale", "zero"], ["R"]),
-        helper.make_node("LSTM", ["x", "W", "R"], ["Y"], hidden_size=4),
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["x8"]),
+        helper.make_node("DequantizeLinear", ["x8", "scale", "zero"], ["rounded"]),
+        helper.make_node("ConvInteger", ["x8", "K8", "zero"], ["sums"]),
+        helper.make_node("Cast", ["sums"], ["more"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["rounded", "more"], ["input"]),
+        helper.make_node("LSTM", ["input", "W", "R"], ["Y"], hidden_size=4),
     ]
     ends = [
         [helper.make_tensor_value_info(n, TensorProto.FLOAT, s)] for n, s in (("x", (5, 2, 3)), ("Y", (5, 1, 2, 4)))
