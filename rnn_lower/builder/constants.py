@@ -93,13 +93,15 @@ def cast(x: Constant, dtype: ir.DataType, name: str) -> Constant:
     return fold(("cast", dtype), lambda array: array.astype(dtype.numpy()), x, name=name, shape=x.shape, dtype=dtype)
 
 
-def _slice(
+def sliced(
     x: np.ndarray, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int] | None = None,
     steps: Sequence[int] | None = None,
 ) -> np.ndarray:  # fmt: skip
+    """Return what ONNX's Slice computes: unlike numpy, a negative step begins at an existing element."""
     axes, steps = range(len(starts)) if axes is None else axes, [1] * len(starts) if steps is None else steps
-    for axis, *bounds in zip(axes, starts, ends, steps, strict=True):
-        x = x[(slice(None),) * (axis % x.ndim) + (slice(*bounds),)]
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        first = max(start, -x.shape[axis]) if step < 0 else start
+        x = x[(slice(None),) * (axis % x.ndim) + (slice(first, end, step),)]
     return x
 
 
@@ -107,7 +109,7 @@ MOVES: Mapping[str, Callable[..., np.ndarray]] = {
     "Concat": lambda *parts, axis: np.concatenate(parts, axis),
     "Identity": lambda x: x,
     "Reshape": lambda x, shape: np.reshape(x, [x.shape[k] if size == 0 else size for k, size in enumerate(shape)]),
-    "Slice": _slice,
+    "Slice": sliced,
     "Squeeze": lambda x, axes: np.squeeze(x, tuple(axes)),
     "Transpose": lambda x, perm=None: np.transpose(x, perm),
     "Unsqueeze": lambda x, axes: np.expand_dims(x, tuple(axes)),

@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from rnn_lower.ir.walk import content_key
 from rnn_lower.proving.report import OutputReport
 
 
@@ -78,7 +79,7 @@ def _is_discrete(a: Any, b: Any) -> bool:
 def _identical(a: Any, b: Any) -> bool:
     if isinstance(a, list):
         return len(a) == len(b) and all(map(_identical, a, b))
-    return np.shape(a) == np.shape(b) and np.asarray(a).tobytes() == np.asarray(b).tobytes()
+    return content_key(np.asarray(a)) == content_key(np.asarray(b))
 
 
 def _is_uniform(a: Any, b: Any) -> bool:

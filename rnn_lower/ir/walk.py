@@ -144,6 +144,11 @@ def constant(value: ir.Value | None) -> np.ndarray | None:
     return None if tensor is None else np.asarray(tensor.numpy())
 
 
+def content_key(array: np.ndarray) -> tuple[Any, ...]:
+    """A key that arrays of one type, shape and content share; strings count by their text, not by their address."""
+    return str(array.dtype), array.shape, tuple(array.ravel()) if array.dtype == object else array.tobytes()
+
+
 def integers(
     node: ir.Node, name: str, index: int, array_of: Callable[[ir.Value], np.ndarray | None]
 ) -> list[int] | None:  # fmt: skip

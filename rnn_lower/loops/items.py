@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from rnn_lower.builder.constants import Constant, from_tensor
 from rnn_lower.builder.graph_builder import GraphBuilder
-from rnn_lower.ir.walk import known_tensor
+from rnn_lower.ir.walk import content_key, known_tensor
 from rnn_lower.shapes.shape_info import ShapeInfo
 
 FEW = 1 << 20
@@ -172,5 +172,5 @@ def _runs(rows: Sequence[Item]) -> list[list[Item]]:
 def key_of(item: Item) -> Any:
     """A key that equal items share."""
     if isinstance(item, (np.ndarray, np.generic)):
-        return ("numbers", str(item.dtype), item.shape, item.tobytes())
+        return ("numbers", content_key(np.asarray(item)))
     return ("table", *map(key_of, item.rows)) if isinstance(item, Table) else item

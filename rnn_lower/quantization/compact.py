@@ -12,6 +12,7 @@ import onnx_ir as ir
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import UnsupportedError, public
 from rnn_lower.ir import protobuf
+from rnn_lower.ir.walk import content_key
 from rnn_lower.modelio import files
 
 
@@ -40,7 +41,7 @@ def compact(model: onnx.ModelProto | ir.Model | str | os.PathLike[str]) -> onnx.
     names, short, first = Names(outer), {"": "", **{name: name for name in outer}}, dict[tuple[object, ...], str]()
     twins = dict[str, str]()
     for tensor in proto.graph.initializer:
-        key = (tensor.data_type, *tensor.dims, onnx.numpy_helper.to_array(tensor).tobytes())
+        key = (tensor.data_type, content_key(onnx.numpy_helper.to_array(tensor)))
         if tensor.name not in outer and first.setdefault(key, tensor.name) != tensor.name:
             twins[tensor.name] = first[key]
     protobuf.remove_if(proto.graph.initializer, lambda tensor: tensor.name in twins)

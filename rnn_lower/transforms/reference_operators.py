@@ -11,6 +11,8 @@ import numpy as np
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops import op_batch_normalization, op_dequantize_linear, op_loop
 
+from rnn_lower.builder.constants import sliced
+
 
 class Loop(op_loop.Loop):  # type: ignore[misc]  # onnx gives it no types
     """Loop: onnx 1.23 concatenates scan outputs instead of stacking them, and treats a missing condition as false."""
@@ -68,15 +70,8 @@ class Slice(OpRun):  # type: ignore[misc]
     def _run(
         self, x: Any, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None
     ) -> tuple[Any, ...]:  # fmt: skip
-        starts, ends = np.ravel(starts), np.ravel(ends)
-        axes = range(len(starts)) if axes is None else np.ravel(axes)
-        steps = np.ones(len(starts), int) if steps is None else np.ravel(steps)
-        cut = [slice(None)] * x.ndim
-        for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-            start, end, size = int(start), int(end), x.shape[axis]
-            start = max(start, -size) if step < 0 else start
-            cut[axis] = slice(start, None if step < 0 and end < -size else end, int(step))
-        return (x[tuple(cut)],)
+        lists: list[Any] = [None if each is None else np.ravel(each).tolist() for each in (starts, ends, axes, steps)]
+        return (sliced(x, *lists),)
 
 
 class _Rows(OpRun):  # type: ignore[misc]

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from cpu import exact_products
-from onnx import TensorProto
+from onnx import TensorProto, helper
 from onnxruntime.quantization import QuantType, quantize_static
 from quantized_models import difference, matrices, products, recurrent, run, samples
 
@@ -118,6 +118,27 @@ def test_compact_of_every_form(form):
     again = rnn_lower.compact(small)  # whose names are such as it chooses
     assert difference(lowered, again, samples(lowered)) == 0
     assert small.ByteSize() < lowered.ByteSize()
+
+
+@pytest.mark.parametrize(("count", "length"), [(1, 40), (4, 50), (0, 0)])
+def test_compact_merges_only_equal_strings(count, length):
+    words = [[chr(97 + k % 5) * length + str(i) for i in range(count)] for k in range(10)]
+    tensors = [
+        helper.make_tensor(f"s{k}", TensorProto.STRING, [count], [word.encode() for word in row])
+        for k, row in enumerate(words)
+    ]
+    nodes = [helper.make_node("Where", ["c", f"s{k}", f"s{9 - k}"], [f"y{k}"]) for k in range(10)]
+    ends = [
+        [helper.make_tensor_value_info("c", TensorProto.BOOL, [count])],
+        [helper.make_tensor_value_info(f"y{k}", TensorProto.STRING, [count]) for k in range(10)],
+    ]
+    graph = helper.make_graph(nodes, "g", *ends, tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    small = rnn_lower.compact(model)
+    assert len(small.graph.initializer) == (5 if count else 1)
+    for condition in (np.ones(count, bool), np.zeros(count, bool)):
+        wanted, found = (run(each, {"c": condition}) for each in (model, small))
+        assert [each.tolist() for each in found] == [each.tolist() for each in wanted]
 
 
 def test_reader(tmp_path):
