@@ -19,7 +19,7 @@ from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.traits import DATA_MOVEMENT
 from rnn_lower.ir.walk import get_attribute, subgraphs
 from rnn_lower.lowering.node import RecurrentNode, axes_of
-from rnn_lower.proving.model_inputs import Symbol, overridable_inputs, required_inputs, symbol
+from rnn_lower.proving.model_inputs import Symbol, has_rank, overridable_inputs, required_inputs, symbol
 
 Feeds = dict[str, np.ndarray]
 
@@ -92,8 +92,9 @@ class Samples:
         self.ranks = {str(v.name): rank for v in self.inputs if (rank := _rank(v, nodes, fixed)) is not None}
         inputs = {str(value.name): value for value in self.inputs}
         for value in named:
-            if (same := inputs.get(str(value.name))) is not None:
-                for axis in range(len(value.shape or ())):
+            rank = len(value.shape or ())
+            if (same := inputs.get(str(value.name))) is not None and has_rank(same, rank):
+                for axis in range(rank):
                     self.ties.tie(symbol(same, axis), f"named/{symbol(value, axis)}")
         self.known = {self.ties.find(symbol(inputs[name], axis)): size for (name, axis), size in fixed.items()}
         self.limits = _length_limits(nodes)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from rnn_lower.errors import UnsupportedError
 from rnn_lower.proving.field import Array, Field
 
 INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
@@ -84,7 +85,10 @@ class Recurrence:
 
 
 def read(node: ir.Node, dtype: ir.DataType) -> Recurrence:
-    """The `Recurrence` of a valid node. dtype: the type of X; 16-bit types are computed in float32."""
+    """The `Recurrence` of a valid node. dtype: the type of X; 16-bit types are computed in float32.
+
+    Raises UnsupportedError for an unknown activation.
+    """
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
     return recurrence(node.op_type, attributes, np.dtype(np.float64 if dtype == ir.DataType.DOUBLE else np.float32))
 
@@ -110,6 +114,8 @@ def _functions(
     queues = [iter(attributes.get(name) or ()) for name in ("activation_alpha", "activation_beta")]
     functions: list[Function] = []
     for name in names[: per * directions]:
+        if name not in PARAMETERS:
+            raise UnsupportedError(f"the activation '{name}' of {op} is unknown")
         alpha, beta = (
             0.0 if default is None else float(np.float32(number)) if (number := next(queue, None)) is not None
             else float(dtype.type(default))

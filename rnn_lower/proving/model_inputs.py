@@ -42,12 +42,17 @@ def overrides(field: Field, model: ir.Model, rng: np.random.Generator) -> dict[s
 def fixed_sizes(original: ir.Model, lowered: onnx.ModelProto) -> dict[tuple[str, int], int]:
     """The sizes that are free in the original's inputs and fixed in the lowered model's, by input and axis."""
     known = {value.name: value.type.tensor_type.shape.dim for value in lowered.graph.input}
+    pairs = ((value, known.get(value.name, ())) for value in required_inputs(original))
     return {
         (str(value.name), axis): dim.dim_value
-        for value in required_inputs(original)
-        for axis, dim in enumerate(known.get(value.name, ()))
+        for value, dims in pairs for axis, dim in enumerate(dims if has_rank(value, len(dims)) else ())
         if dim.HasField("dim_value") and dim.dim_value > 0 and not isinstance(symbol(value, axis), int)
-    }
+    }  # fmt: skip
+
+
+def has_rank(value: ir.Value, rank: int) -> bool:
+    """Whether a value may have this rank."""
+    return value.shape is None or len(value.shape) == rank
 
 
 def symbol(value: ir.Value, axis: int) -> Symbol:

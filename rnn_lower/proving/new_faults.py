@@ -7,8 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 
 import onnx
 
+from rnn_lower.driver.plan import read_document
+from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS, newest_opset, schema_of, unknown_attributes
+from rnn_lower.ir.schemas import malformed as malformed_node
+from rnn_lower.ir.walk import nodes
 from rnn_lower.modelio.document import Document
+from rnn_lower.options import OP_TYPES
 from rnn_lower.transforms.strip_weights import malformed, misdeclared, without_annotations
 
 
@@ -19,9 +25,11 @@ def new_faults(old: Document, new: Document) -> list[str]:
     if error and malformed(old.outline):
         for document in (old, new):
             _ = document.model  # which sorts the outline: onnxruntime accepts any order, the checker does not
-        error = "" if malformed(old.outline) else malformed(new.outline)
+        error = min(_unfit(new) - _unfit(old), default="") if malformed(old.outline) else malformed(new.outline)
     if error:
         return [*faults, f"onnx's checker reports that the new model is invalid: {error}"]
+    if not faults and (invalid := _invalid_node(new)) and not _invalid_node(old):
+        return [f"the new model is invalid: {invalid}"]
     error = "" if faults else new_misdeclaration(old.outline, new.outline)
     return [*faults, f"onnx's inference reports that the new model is invalid: {error}"] if error else faults
 
@@ -33,6 +41,47 @@ def new_misdeclaration(old: onnx.ModelProto, new: onnx.ModelProto) -> str:
         return wrong
     wrong = misdeclared(without_annotations(new))
     return "" if misdeclared(without_annotations(old)) else wrong
+
+
+def _unfit(document: Document) -> set[str]:
+    """The nodes of a model that do not fit the schemas of their operators, in words."""
+    unfit = set[str]()
+    for node, scope in nodes(document.model):
+        schema = schema_of(node.op_type, scope.opset) if node.domain in DEFAULT_DOMAINS else None
+        if schema is None:
+            continue
+        unknown, label = unknown_attributes(node, scope.opset), f"{node.op_type} '{node.name or node.outputs[0].name}'"
+        if unknown:
+            unfit.add(f"{label} has the unknown attribute '{min(unknown)}'")
+        elif wrong := malformed_node(node, scope.opset):
+            unfit.add(f"{label}: {wrong}")
+        elif not schema.min_input <= len(node.inputs) <= schema.max_input:
+            unfit.add(f"{label} has {len(node.inputs)} inputs")
+    return unfit
+
+
+def _invalid_node(document: Document) -> str:
+    """Why a recurrent node of a model is invalid or unknown, or ""."""
+    try:
+        read_document(document)
+    except RnnLowerError as error:
+        return str(error)
+    return ""
+
+
+def _without_hidden_size(model: onnx.ModelProto) -> set[str]:
+    """Recurrent nodes without the attribute hidden_size, by output: onnxruntime requires it, although ONNX does not."""
+    found = (node for holder in protobuf.holders(model) for node in holder.node if node.op_type in OP_TYPES)
+    return {
+        name for node in found for name in node.output
+        if name and not any(attribute.name == "hidden_size" for attribute in node.attribute)
+    }  # fmt: skip
+
+
+def _unknown_opsets(model: onnx.ModelProto) -> set[str]:
+    """The imported opsets that onnx does not define."""
+    versions = {each.version for each in model.opset_import if each.domain in DEFAULT_DOMAINS}
+    return {str(version) for version in versions if not 1 <= version <= newest_opset()}
 
 
 def _repeated_names(model: onnx.ModelProto) -> set[str]:
@@ -122,6 +171,8 @@ def _bodies(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
 
 
 _FAULTS: Mapping[str, Callable[[onnx.ModelProto], set[str]]] = {
+    "the recurrent node that computes '{}' has no attribute hidden_size": _without_hidden_size,
+    "the model imports opset {}, which the installed onnx does not define": _unknown_opsets,
     "a body contains a declaration of '{}', but does not compute this value": _redeclared_values,
     "the declaration of '{}' has no tensor element type": _untyped_values,
     "the declaration of '{}' has a negative size": _negative_sizes,

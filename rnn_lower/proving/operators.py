@@ -96,6 +96,8 @@ class Call:
         if value is not None:
             return list(value) if isinstance(value, Sequence) else [int(value)]
         operand = self.optional(index)
+        if operand is not None and operand.ndim not in RANKS.get(self.node.op_type, (1,)):
+            raise WrongError(f"the input '{name}' of {self.label} has rank {operand.ndim}; its rank must be 1")
         return None if operand is None else [int(number) for number in self.integers(index).ravel()]
 
     def all_attributes(self) -> dict[str, Any]:
@@ -125,6 +127,9 @@ class Call:
         """Return the operands as field elements."""
         return [array if array.dtype == np.uint64 else self.field.integers(array) for array in self.operands]
 
+
+RANKS = {"Squeeze": (0, 1), "Unsqueeze": (0, 1)}
+"""The ranks of lists of integers that onnxruntime accepts besides 1."""
 
 Operator = Callable[[Call], Any]
 """Returns an array, or a list of arrays for several outputs."""
@@ -550,6 +555,13 @@ def _moved(call: Call) -> list[Array]:
         raise OutOfScopeError(f"{call.label} cannot be evaluated ({type(error).__name__})") from None
 
 
+def _reverse_sequence(call: Call) -> list[Array]:
+    axis, lengths = call.attribute("time_axis", 0), call.integers(1)
+    if not np.all((lengths >= 0) & (lengths <= call[0].shape[axis])):
+        raise WrongError(f"{call.label} has a length below 0 or above the size of its time axis")
+    return _moved(call)
+
+
 def known(field: Field, numbers: Any) -> Array:
     """The numbers of a tensor as field elements, integers or booleans."""
     array = np.asarray(numbers)
@@ -592,6 +604,7 @@ OPERATORS: dict[str, Operator] = {
     "Or": _elementwise(_or, np.logical_or), "Pad": _pad,
     "Range": _range,
     "Reciprocal": lambda call: _inverse(call.field, call.real(0)), "Relu": _activation("relu"), "Reshape": _reshape,
+    "ReverseSequence": _reverse_sequence,
     "Shape": _shape, "Sigmoid": _activation("sigmoid"), "Size": lambda call: np.array(call[0].size, np.int64),
     "Slice": _slice, "Softplus": _activation("softplus"), "Softsign": _activation("softsign"), "Split": _split,
     "Squeeze": _squeeze, "Sub": _elementwise(Field.subtract, np.subtract), "Sum": _elementwise(Field.add, np.add),

@@ -41,6 +41,7 @@ from rnn_lower.proving.whole_inputs import (
 )
 from rnn_lower.proving.whole_model import limits_of
 from rnn_lower.transforms.inline import inlined
+from rnn_lower.transforms.split_sequences import has_sequences, without_sequences
 
 TRIED_NUMBERS = 256
 """The maximum number of compared constants to try as integer inputs."""
@@ -137,9 +138,14 @@ def _values(model: ir.Model) -> Iterator[ir.Value]:
     yield from (value for node, _ in nodes(model) for value in node.outputs)
 
 
+def _without_sequences(document: Document) -> Document:
+    return document.changed(without_sequences) if has_sequences(document.model) else document
+
+
 class _Comparison:
     """The evaluation of two models on the same inputs.
 
+    sources, documents: with their sequences of tensors for the comparison in floats, and without for the exact one.
     count: evaluations of both.  ran: sizes with which both ran.  undefined: sizes with which a result was
     undefined.  outcomes: by comparison of input integers, those seen.  kept: inputs that always had their default.
     empty: outputs that were always empty.  hollow: values of nodes that were.  unexecuted: bodies that never ran.
@@ -148,9 +154,10 @@ class _Comparison:
     def __init__(
         self, documents: Sequence[Document], points: int, seed: int, deadline: float, folded: bool, exact_sizes: bool
     ) -> None:  # fmt: skip
-        self.documents, self.models = documents, [document.model for document in documents]
+        self.sources, self.documents = documents, [*map(_without_sequences, documents)]
+        self.models = [document.model for document in self.documents]
         self.points, self.seed, self.deadline, self.folded, self.exact = points, seed, deadline, folded, exact_sizes
-        self.limits = set().union(*map(limits_of, documents))
+        self.limits = set().union(*map(limits_of, self.documents))
         recurrent = [node for model in self.models for node, _ in recurrent_nodes(model)]
         inputs = required_inputs(self.models[0])
         self.types = {str(v.name): (v.dtype or ir.DataType.FLOAT).numpy() for v in inputs}
@@ -217,11 +224,11 @@ class _Comparison:
         }
         inputs = {name: array.astype(self.types[name]) for name, array in inputs.items()}
         try:
-            old = float_run.outputs(self.documents[0].proto, inputs)
+            old = float_run.outputs(self.sources[0].proto, inputs)
         except Exception:  # the evaluator raises exceptions of any type
             raise OutOfScopeError("onnx's evaluator cannot run the original in floats") from None
         try:
-            new = float_run.outputs(self.documents[1].proto, inputs)
+            new = float_run.outputs(self.sources[1].proto, inputs)
         except Exception as error:
             raise OutOfScopeError(f"onnx's evaluator cannot run the lowered model: {error}") from None
         for value, a, b in zip(self.models[0].graph.outputs, old, new, strict=True):

@@ -23,7 +23,6 @@ from rnn_lower.options import OP_TYPES
 from rnn_lower.proving.element_types import is_exact
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.integer_flow import IntegerFlow
-from rnn_lower.proving.interpreter import check_shape
 from rnn_lower.proving.operators import MOVED_BY_ONNX, OutOfScopeError, WrongError, cast_type
 from rnn_lower.proving.whole_model import ModelInterpreter
 from rnn_lower.proving.windows import SmallInputError
@@ -70,13 +69,11 @@ class WholeEvaluator(ModelInterpreter):
     narrow: 16-bit types of recurrent nodes; nodes that rnn_lower emitted may cast float32 back to them.  outcomes: by
     node that makes booleans from input integers, or branches on them, the values seen.  flow: the values that depend on
     input integers.  lengths: recurrent nodes may read lengths in place of comparisons.  large: input integers are
-    large.  trusted: the declared shapes that need not be compared with actual ones, by name; None for all.
-    filled: the values that were not empty.
+    large.  filled: the values that were not empty.
     """
 
     narrow: Collection[ir.DataType] = ()
     lengths = large = False
-    trusted: Mapping[str, ir.Shape | None] | None = None
 
     def __init__(
         self, field: Field, document: Document, folded: bool, limits: Collection[float], deadline: float,
@@ -299,9 +296,7 @@ class WholeEvaluator(ModelInterpreter):
         return dtype is not None and dtype.is_integer()
 
     def _bind(self, value: ir.Value, array: Array) -> None:
-        """Bind a value, after a comparison with its declared shape; narrow integers wrap."""
-        if self.trusted is not None and value.shape is not None and value.shape != self.trusted.get(str(value.name)):
-            check_shape(value, array, {})
+        """Bind a value; narrow integers wrap."""
         if array.dtype == np.int64 and (dtype := self._shape_info.dtype(value)) is not None and dtype.is_integer():
             if dtype == ir.DataType.UINT64 and array.min(initial=0) < 0:
                 raise OutOfScopeError(f"unsigned integers in '{value.name}' wrap around")

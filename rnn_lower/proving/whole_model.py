@@ -15,7 +15,7 @@ from rnn_lower.options import OP_TYPES
 from rnn_lower.proving import equations
 from rnn_lower.proving.constant_inputs import content
 from rnn_lower.proving.field import Array, Field
-from rnn_lower.proving.interpreter import Graph, Interpreter, check_time
+from rnn_lower.proving.interpreter import Graph, Interpreter, check_shape, check_time
 from rnn_lower.proving.operators import OutOfScopeError, known
 from rnn_lower.proving.scalar_functions import arithmetic
 
@@ -32,7 +32,10 @@ class ModelInterpreter(Interpreter):
 
     folded: add the halves of a constant B in floats, as constant folding does.
     limits: clip limits of all nodes; clips at these limits are never dropped as having no effect.
+    trusted: the declared shapes that need not be compared with actual ones, by name; None for all.
     """
+
+    trusted: Mapping[str, ir.Shape | None] | None = None
 
     held: dict[str, Array] | None = None
     """By node and state, the final states of the last run, where the next one starts; None if runs are independent."""
@@ -51,9 +54,19 @@ class ModelInterpreter(Interpreter):
         for value in self._document.model.graph.inputs:
             if value.name in feeds:
                 inputs[value] = feeds[str(value.name)]
+                self._check_declared(value, inputs[value])
             elif value.const_value is not None:
                 inputs[value] = known(self.field, value.const_value.numpy())
         return self.run(self._graph, inputs)
+
+    def _check_declared(self, value: ir.Value, array: Array) -> None:
+        """Raise WrongError if an array does not have the declared shape of a value, unless that is trusted."""
+        if self.trusted is not None and value.shape is not None and value.shape != self.trusted.get(str(value.name)):
+            check_shape(value, array, {})
+
+    def _bind(self, value: ir.Value, array: Array) -> None:
+        self._check_declared(value, array)
+        super()._bind(value, array)
 
     def _execute(self, node: ir.Node) -> Sequence[Array]:
         check_time(self._deadline)

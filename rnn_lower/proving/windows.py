@@ -36,6 +36,8 @@ def _pads(call: Call, sizes: Sequence[int], extent: Sequence[int], strides: Sequ
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         sums = [max((-(-n // s) - 1) * s + r - n, 0) for n, r, s in zip(sizes, extent, strides, strict=True)]
         return [(n // 2, n - n // 2) if auto == "SAME_UPPER" else (n - n // 2, n // 2) for n in sums]
+    if auto not in ("NOTSET", "VALID"):
+        raise WrongError(f"{call.label} has the unknown auto_pad '{auto}'")
     pads = _numbers(call, "pads", 0, 2 * len(sizes)) if auto == "NOTSET" else [0] * 2 * len(sizes)
     return list(zip(pads[: len(sizes)], pads[len(sizes) :], strict=True))
 

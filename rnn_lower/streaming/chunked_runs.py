@@ -13,6 +13,7 @@ import numpy as np
 
 from rnn_lower.checking import samples
 from rnn_lower.errors import RnnLowerError
+from rnn_lower.ir import protobuf
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.model_inputs import fixed_sizes
@@ -224,7 +225,7 @@ class ChunkedRuns:
 def fixed_step(document: Document, plan: Plan) -> int | None:
     """The fixed length of a chunk, or None."""
     for name, axis in plan.inputs.items():
-        value = next(value for value in document.proto.graph.input if value.name == name)
-        dim = value.type.tensor_type.shape.dim[axis]
-        return dim.dim_value if dim.HasField("dim_value") else None
+        dims = protobuf.dims_of(next(value for value in document.proto.graph.input if value.name == name))
+        dim = None if dims is None else dims[axis]
+        return dim if isinstance(dim, int) else None
     return None

@@ -157,6 +157,7 @@ def _is_of(plan: Plan, model: onnx.ModelProto) -> bool:
         and plan.every > 0
         and (plan.seen is not None or not plan.warm_up)
         and (bool(plan.inputs) or not output_axes)
+        and {state.input for state in plan.states}.isdisjoint(name for name, _ in plan.symbols.values())
         and plan.reset not in {*plan.inputs, *(state.input for state in plan.states)}
         and len(fed) == len({state.input for state in plan.states}) == len(plan.states)
         and all(_is_state(state, plan, inputs[state.input], outputs[state.output]) for state in plan.states)

@@ -6,23 +6,29 @@ import contextlib
 import json
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common
 
+from rnn_lower.builder.constants import ConstantPool, constant
+from rnn_lower.builder.graph_builder import GraphBuilder, as_value
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.ir.schemas import DEFAULT_DOMAINS, schema_of
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS, literal_of, schema_of, unknown_attributes
 from rnn_lower.ir.walk import get_attribute, known_tensor, nodes, recurrent_nodes, scopes, used_names, values
 from rnn_lower.sandbox import child_process
 from rnn_lower.sandbox.child_process import Ended, run_in_subprocess
 from rnn_lower.sandbox.resource_limits import run_with_limits
 from rnn_lower.transforms.evaluate import UNSURE
 from rnn_lower.transforms.inline import inlined
+from rnn_lower.transforms.split_sequences import SEQUENCES, without_sequences
 from rnn_lower.transforms.strip_weights import without_annotations
+
+HIDDEN = "rnn_lower.hidden"
+"""The domain of nodes that onnxscript must not see while it folds."""
 
 MARK = "rnn_lower.index"
 """The metadata key that identifies a node of the copy after inlining and folding."""
@@ -74,11 +80,24 @@ def is_folded(model: onnx.ModelProto) -> bool:
 
 
 def _fold_here(model: ir.Model) -> None:
+    before = {node for node, _ in nodes(model)}
     with _without_declared_shapes(model), _silent(logging.getLogger("onnxscript.optimizer._constant_folding")):
-        limits = {"input_size_limit": LIMIT, "output_size_limit": LIMIT}
-        _optimizer().fold_constants(model, onnx_shape_inference=True, should_fold=_is_small, **limits)
+        _fold_constants(model, _is_small, input_size_limit=LIMIT, output_size_limit=LIMIT)
         ir.passes.common.RemoveUnusedNodesPass()(model)
-    _complete(model)
+    _complete(model, before)
+
+
+def _fold_constants(model: ir.Model, should_fold: Callable[[ir.Node], bool | None], **limits: int) -> None:
+    """Fold with onnxscript, except for sequences: it replaces them with nodes of opset 18, whatever the opset is."""
+    without_sequences(model)
+    hidden = [node for node, _ in nodes(model) if node.op_type in SEQUENCES and node.domain in DEFAULT_DOMAINS]
+    for node in hidden:
+        node.domain = HIDDEN
+    try:
+        _optimizer().fold_constants(model, onnx_shape_inference=True, should_fold=should_fold, **limits)
+    finally:
+        for node in hidden:
+            node.domain = ""
 
 
 @contextlib.contextmanager
@@ -166,16 +185,43 @@ def _is_backwards(node: ir.Node) -> bool:
     return any(step < 0 and start < -shape[axis] for start, axis, step in zip(starts, axes, steps, strict=False))
 
 
-def _complete(model: ir.Model) -> None:
-    """Restore optional inputs and outputs that the optimizer dropped but ONNX requires: of Loops and function calls."""
+def _complete(model: ir.Model, before: Collection[ir.Node]) -> None:
+    """Make the result valid at the model's opset: constants of old opsets, and optional inputs and outputs that the
+    optimizer dropped but ONNX requires, of Loops and function calls.
+
+    before: the nodes before folding.  Raises RnnLowerError if another new node is invalid.
+    """
     names = Names(used_names(model))
-    for node, scope in nodes(model):
+    for node, scope in [*nodes(model)]:
         if node.op_identifier() in model.functions:
             for value in node.outputs:  # an unnamed value would not be written
                 value.name = value.name or names.unique("unwanted")
         elif node.domain in DEFAULT_DOMAINS and (schema := schema_of(node.op_type, scope.opset)) is not None:
             single = [formal for formal in schema.inputs if formal.option != VARIADIC]
             node.resize_inputs(max(min(schema.min_input, len(single)), len(node.inputs)))
+            if node.op_type == "Constant" and node not in before and _rewritten(node, scope.opset, names):
+                continue
+            unfit = unknown_attributes(node, scope.opset) or len(node.inputs) > schema.max_input
+            if unfit and node not in before:
+                raise RnnLowerError(
+                    f"folding made a {node.op_type} that is invalid at opset {scope.opset}; drop --fold"
+                )
+
+
+def _rewritten(node: ir.Node, opset: int, names: Names) -> bool:
+    """Whether a new Constant is a literal that its opset does not have, which is replaced with nodes that it has."""
+    (attribute,) = node.attributes.values()
+    array, graph, old = literal_of(attribute), node.graph, node.outputs[0]
+    if array is None or graph is None or not unknown_attributes(node, opset):
+        return False
+    b = GraphBuilder(opset, ir.DataType.FLOAT, names, ConstantPool(names, as_nodes=True), str(old.name))
+    new = as_value(b.value(constant(array, ir.DataType.from_numpy(array.dtype))))
+    old.name, new.name = None, old.name
+    new.type, new.shape = old.type, old.shape
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    graph.insert_before(node, b.nodes)
+    graph.remove(node, safe=True)
+    return True
 
 
 def folded_shapes(outline: onnx.ModelProto) -> list[tuple[int | None, ...] | None]:
@@ -218,11 +264,7 @@ def _constant_folding(content: bytes) -> bytes:
             value.const_value = None
             del model.graph.initializers[name]
             model.graph.inputs.append(value)
-    _optimizer().fold_constants(
-        model,
-        onnx_shape_inference=True,
-        should_fold=_makes_size,
-    )
+    _fold_constants(model, _makes_size)
     shapes: list[list[list[int | None] | None]] = [[] for _ in turned]
     for node, _ in recurrent_nodes(model):
         x, index = node.inputs[0] if node.inputs else None, int(node.metadata_props[MARK])

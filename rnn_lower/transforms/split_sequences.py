@@ -9,43 +9,64 @@ import onnx_ir as ir
 
 from rnn_lower.ir.walk import get_attribute, known_tensor, nodes
 
+SEQUENCES = ("ConcatFromSequence", "SequenceAt", "SequenceConstruct", "SplitToSequence")
+"""Operators that make or read sequences."""
+
+END = 2**63 - 1
+
 
 def has_sequences(model: ir.Model) -> bool:
     return any(node.op_type == "SplitToSequence" for node, _ in nodes(model))
 
 
 def without_sequences(model: ir.Model) -> None:
-    """Replace reads of a SplitToSequence with Slices, if all indices and sizes are constant."""
+    """Replace reads of a SplitToSequence with Slices or Gathers, if all indices and sizes are constant."""
     for node in [node for node, _ in nodes(model) if node.op_type == "SplitToSequence"]:
         users = [user for user, _ in node.outputs[0].uses()]
-        sizes = known_tensor(node.inputs[1]) if len(node.inputs) > 1 else None
         indices = [known_tensor(user.inputs[1]) if user.op_type == "SequenceAt" else None for user in users]
-        if node.graph is None or sizes is None or None in indices or node.outputs[0].is_graph_output():
+        if node.graph is None or None in indices or node.outputs[0].is_graph_output():
             continue
-        axis = get_attribute(node, "axis", ir.AttributeType.INT, 0)
-        for user, index in zip(users, indices, strict=True):
-            number = -1 if index is None else int(index.numpy())
-            start, end = _bounds(sizes.numpy(), number)
-            if start < 0 or user.graph is None:
-                break
-            bounds = [
-                ir.node("Constant", [], {"value": ir.tensor(np.array([n], np.int64))}) for n in (start, end, axis)
-            ]
-            for part, name in zip(bounds, ("start", "end", "axis"), strict=True):
-                part.outputs[0].name = f"{user.outputs[0].name}/{name}"
-            piece = ir.node("Slice", [node.inputs[0], *(part.outputs[0] for part in bounds)], name=user.name)
-            output, piece.outputs[0].name = user.outputs[0], user.outputs[0].name
-            piece.outputs[0].type = output.type
-            output.replace_all_uses_with(piece.outputs[0], replace_graph_outputs=True)
-            user.graph.insert_before(user, [*bounds, piece])
+        numbers = [-1 if index is None else int(index.numpy()) for index in indices]
+        parts = [_part(node, user, number) for user, number in zip(users, numbers, strict=True)]
+        for user, made in zip(users, parts, strict=True) if all(parts) else ():
+            assert user.graph is not None
+            output, part = user.outputs[0], made[-1].outputs[0]
+            part.name, part.type = output.name, output.type
+            output.replace_all_uses_with(part, replace_graph_outputs=True)
+            user.graph.insert_before(user, made)
             user.graph.remove(user, safe=True)
-        if not node.outputs[0].uses():
+        if all(parts):
             node.graph.remove(node, safe=True)
 
 
-def _bounds(sizes: np.ndarray, index: int) -> tuple[int, int]:
-    """The start and end of a part; negative if counted from the end."""
+def _part(node: ir.Node, user: ir.Node, index: int) -> list[ir.Node]:
+    """The nodes that compute one part, the part last; none if its bounds are unknown."""
+    x, axis = node.inputs[0], get_attribute(node, "axis", ir.AttributeType.INT, 0)
+    prefix, given = user.outputs[0].name, node.inputs[1] if len(node.inputs) > 1 else None
+    sizes = known_tensor(given)
+    if given is None and not get_attribute(node, "keepdims", ir.AttributeType.INT, 1):
+        position = _constant(index, f"{prefix}/index")
+        return [position, ir.node("Gather", [x, position.outputs[0]], {"axis": axis}, name=user.name)]
+    if given is not None and sizes is None:
+        return []
+    bounds = (index, index + 1 or END) if sizes is None else _bounds(sizes.numpy(), index)
+    if bounds is None:
+        return []
+    numbers = zip(("start", "end", "axis"), (*bounds, axis), strict=True)
+    parts = [_constant([number], f"{prefix}/{what}") for what, number in numbers]
+    return [*parts, ir.node("Slice", [x, *(part.outputs[0] for part in parts)], name=user.name)]
+
+
+def _constant(content: int | list[int], name: str) -> ir.Node:
+    node = ir.node("Constant", [], {"value": ir.tensor(np.array(content, np.int64))})
+    node.outputs[0].name = name
+    return node
+
+
+def _bounds(sizes: np.ndarray, index: int) -> tuple[int, int] | None:
+    """The start and end of a part, or None if it is counted from the end."""
     if not sizes.ndim:
-        return index * int(sizes), (index + 1) * int(sizes)
+        return (index * int(sizes), (index + 1) * int(sizes)) if index >= 0 else None
     edges = [0, *itertools.accumulate(map(int, sizes))]
-    return (edges[index], edges[index + 1]) if 0 <= index < len(sizes) else (-1, -1)
+    index += len(sizes) if index < 0 else 0
+    return (edges[index], edges[index + 1]) if 0 <= index < len(sizes) else None

@@ -471,3 +471,70 @@ def test_what_evaluators_compute_differently_is_not_folded(op):
     assert op in [node.op_type for node in folded.graph.node]
     feeds = {"x": X}
     close(run_onnxruntime(folded, feeds), run_onnxruntime(model, feeds))
+
+
+SPLITS: dict[str, tuple[dict[str, int], object]] = {
+    "sizes": ({}, [1, 3]), "one size": ({}, 2), "sizes, keepdims=0": ({"keepdims": 0}, [1, 3]),
+    "single steps": ({}, None), "unbind": ({"keepdims": 0}, None),
+}  # fmt: skip
+
+
+def parts_of_x(opset: int, split: str, axis: int, joined: bool) -> onnx.ModelProto:
+    """An RNN over two parts of X in reverse order, or over all parts joined again."""
+    attributes, sizes = SPLITS[split]
+    rng = np.random.default_rng(2)
+    constants = {"W": rng.standard_normal((1, 3, 4)), "R": rng.standard_normal((1, 3, 3))}
+    tensors = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in constants.items()]
+    second = 1 if sizes == 2 else -1  # how many parts there are is not known
+    indices = {
+        "first": np.array(0),
+        "second": np.array(second),
+        **({} if sizes is None else {"sizes": np.array(sizes)}),
+    }
+    tensors += [numpy_helper.from_array(array, name) for name, array in indices.items()]
+    names = ["x"] if sizes is None else ["x", "sizes"]
+    nodes = [helper.make_node("SplitToSequence", names, ["parts"], axis=axis, **attributes)]
+    if joined:
+        new = 1 if sizes is None and attributes else 0
+        nodes.append(helper.make_node("ConcatFromSequence", ["parts"], ["x2"], axis=axis, new_axis=new))
+    else:
+        nodes += [helper.make_node("SequenceAt", ["parts", name], [f"{name} part"]) for name in ("first", "second")]
+        ends = ["second part", "first part"]
+        if sizes is None and attributes:  # onnxruntime ignores keepdims if sizes are given
+            tensors.append(numpy_helper.from_array(np.array([axis]), "axes"))
+            inputs, more = ([], {"axes": [axis]}) if opset < 13 else (["axes"], {})
+            nodes += [helper.make_node("Unsqueeze", [name, *inputs], [f"{name} again"], **more) for name in ends]
+            ends = [f"{name} again" for name in ends]
+        nodes.append(helper.make_node("Concat", ends, ["x2"], axis=axis))
+    nodes.append(helper.make_node("RNN", ["x2", "W", "R"], ["Y"], hidden_size=3))
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(nodes, "g", [info("x", FLOAT, [4, 2, 4])], [info("Y", FLOAT, None)], tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+@pytest.mark.parametrize("opset", [11, 12, 13, 17, 18])
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("joined", [False, True], ids=["two parts", "joined"])
+def test_parts_in_sequences(opset, split, joined):
+    """onnxscript would fold SplitToSequence to the Split of opset 18, whatever the model imports."""
+    model = parts_of_x(opset, split, 0, joined)
+    x = np.random.default_rng(1).standard_normal((4, 2, 4)).astype(np.float32)
+    lowered = rnn_lower.lower(model, fold=True)
+    close(run_onnxruntime(lowered, {"x": x}), run_onnxruntime(model, {"x": x}))
+    if not joined:
+        assert "SplitToSequence" not in {node.op_type for node in lowered.graph.node}
+        assert rnn_lower.prove(model, lowered)
+
+
+@pytest.mark.parametrize("opset", [7, 9, 11, 13])
+@pytest.mark.parametrize("op", ["Shape", "Size"])
+def test_sizes_are_constants_that_the_opset_has(opset, op):
+    model, feeds = build(Case("RNN", opset, T=5, N=2, outputs=("Y",), weights="initializer"))
+    model.graph.node.append(helper.make_node(op, ["X"], ["number"]))
+    model.graph.output.append(helper.make_tensor_value_info("number", INT64, None))
+    lowered = rnn_lower.lower(model, fold=True, form="unroll")
+    shape = onnx.shape_inference.infer_shapes(lowered)
+    shape.graph.output[-1].type.tensor_type.shape.SetInParent()
+    onnx.checker.check_model(shape)
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+    assert rnn_lower.prove(model, lowered)
