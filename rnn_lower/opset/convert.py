@@ -17,7 +17,7 @@ from onnx_ir import convenience
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import ConversionError, RnnLowerError, UnsupportedError
 from rnn_lower.ir import protobuf
-from rnn_lower.ir.schemas import DEFAULT_DOMAINS, newest_opset, of_another_type, schema_of, signature_of
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS, LITERALS, newest_opset, of_another_type, schema_of, signature_of
 from rnn_lower.ir.walk import (
     Scope,
     known_tensor,
@@ -124,11 +124,12 @@ def _differs(node: ir.Node, scope: Scope, opset: int, shape_info: ShapeInfo) -> 
         return True
     if node.op_type == "Constant":  # its versions accept different attributes
         held = set(node.attributes) or {"sparse_value"}
-        if not held <= set(new.attributes):
+        is_literal = not held.isdisjoint(LITERALS)
+        if not (held <= set(new.attributes) or is_literal):
             raise _refusal(
                 node, scope.opset, opset, f"it has the attribute '{min(held)}', which does not exist at the new opset"
             )
-        return False
+        return is_literal and not held <= set(new.attributes)
     if any(subgraphs(node)):  # newer versions accept more types; bodies are converted separately
         if opset < scope.opset and (why := _wrong(node, new, shape_info.kind)):
             raise _refusal(node, scope.opset, opset, why)

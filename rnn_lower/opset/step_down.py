@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.ir import protobuf
-from rnn_lower.ir.schemas import schema_of, signature_of
+from rnn_lower.ir.schemas import literal_of, schema_of, signature_of
 from rnn_lower.ir.walk import constant, get_attribute, known_tensor
 from rnn_lower.shapes.shape_info import ShapeInfo
 
@@ -139,7 +139,18 @@ def _split(older: Restated) -> bool:
     return _without(num_outputs=count)(older)
 
 
+def _literal(older: Restated) -> bool:
+    """Move the numbers of a Constant to a tensor."""
+    (attribute,) = older.node.attributes.values()
+    if (array := literal_of(attribute)) is not None:
+        del older.proto.attribute[:]
+        older.proto.attribute.append(onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(array)))
+    return array is not None or attribute.name in ("value", "sparse_value")
+
+
 STEPS: dict[tuple[str, int], Step] = {
+    ("Constant", 12): _literal,
+    ("Constant", 11): lambda older: "sparse_value" not in older.node.attributes,
     ("Reshape", 14): _reshape,
     ("Shape", 15): _shape,
     ("Pad", 18): _pad,

@@ -78,6 +78,32 @@ def test_the_older_node_computes_the_same(op_type, current, constants, attribute
     close(run_onnxruntime(converted, {"x": X}), run_onnxruntime(original, {"x": X}))
 
 
+LITERALS = {
+    "value_float": (2.0, "Mul"), "value_floats": ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "Mul"),
+    "value_int": (1, "Gather"), "value_ints": ([-1, 2], "Reshape"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("opset", [7, 8, 9, 11])
+@pytest.mark.parametrize("name", LITERALS)
+def test_the_numbers_of_a_constant_become_a_tensor(name, opset):
+    """Exporters write numbers into attributes, which Constant has only since opset 12."""
+    content, reader = LITERALS[name]
+    nodes = [helper.make_node("Constant", [], ["c"], **{name: content}), helper.make_node(reader, ["x", "c"], ["y"])]
+    ends = [[helper.make_tensor_value_info(n, 1, s)] for n, s in (("x", X.shape), ("y", None))]
+    graph = helper.make_graph(nodes, "g", *ends)
+    original = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    view = ir.from_proto(original)
+    if opset < 9 and "int" in name:  # whose Constant has no integers
+        with pytest.raises(rnn_lower.UnsupportedError, match="does not accept at the new opset"):
+            convert_opset(view, opset)
+        return
+    convert_opset(view, opset)
+    converted = ir.to_proto(view)
+    assert [attribute.name for attribute in converted.graph.node[0].attribute] == ["value"]
+    close(run_onnxruntime(converted, {"x": X}), run_onnxruntime(original, {"x": X}))
+
+
 @pytest.mark.parametrize(("op_type", "current", "constants", "attributes"), REFUSED)
 def test_what_no_older_version_says_is_refused(op_type, current, constants, attributes):
     view = ir.from_proto(model(op_type, current, constants, attributes.get("num_outputs", 1), **attributes))
