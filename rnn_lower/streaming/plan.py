@@ -148,6 +148,7 @@ def _is_of(plan: Plan, model: onnx.ModelProto) -> bool:
     numbers = [plan.every, plan.reach, *plan.late.values(), *plan.warm_up.values()]
     input_names = {*plan.left, *(name for name, _ in axes), *(state.input for state in plan.states)}
     input_names |= {name for name in (plan.reset, plan.seen) if name is not None}
+    sites = {name for name, _ in plan.symbols.values()}
     return (
         input_names <= inputs.keys()
         and {*plan.outputs, *plan.late, *plan.cut, *plan.warm_up, *fed} <= outputs.keys()
@@ -157,7 +158,7 @@ def _is_of(plan: Plan, model: onnx.ModelProto) -> bool:
         and plan.every > 0
         and (plan.seen is not None or not plan.warm_up)
         and (bool(plan.inputs) or not output_axes)
-        and {state.input for state in plan.states}.isdisjoint(name for name, _ in plan.symbols.values())
+        and not any(state.first is not None and state.input in sites for state in plan.states)
         and plan.reset not in {*plan.inputs, *(state.input for state in plan.states)}
         and len(fed) == len({state.input for state in plan.states}) == len(plan.states)
         and all(_is_state(state, plan, inputs[state.input], outputs[state.output]) for state in plan.states)
