@@ -173,12 +173,6 @@ def _divided(call: Call) -> list[tuple[int, int, int]]:
 POSITIONS = {"Gather": _gathered, "Slice": _sliced, "Split": _divided}
 """Functions that return where an operator selects: axis, operand that gives the position, position."""
 
-VECTORS = {
-    "ConstantOfShape": (0,), "Reshape": (1,), "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "Tile": (1,),
-    "Unsqueeze": (1,),
-}  # fmt: skip
-"""The inputs that must have rank 1, by index; numpy accepts others, too."""
-
 EMITTED = {
     *USES, *WITH_BODIES, "Concat", "Constant", "Elu", "Exp", "Gather", "Gemm",
     "HardSigmoid", "Identity", "LeakyRelu", "Log", "NonZero", "Reciprocal", "Relu",
@@ -232,9 +226,6 @@ class EmittedInterpreter(Interpreter):
 
     def _compute(self, call: Call) -> Sequence[Array]:
         node = call.node
-        for index in VECTORS.get(node.op_type, ()):
-            if (operand := call.optional(index)) is not None and operand.ndim != 1:
-                raise WrongError(f"input {index} of {call.label} has rank {operand.ndim} instead of 1")
         check = USES.get(node.op_type)
         why = "" if check is None else check(call)
         if why:

@@ -95,10 +95,14 @@ class Call:
         value = self.attribute(name)
         if value is not None:
             return list(value) if isinstance(value, Sequence) else [int(value)]
-        operand = self.optional(index)
-        if operand is not None and operand.ndim not in RANKS.get(self.node.op_type, (1,)):
-            raise WrongError(f"the input '{name}' of {self.label} has rank {operand.ndim}; its rank must be 1")
-        return None if operand is None else [int(number) for number in self.integers(index).ravel()]
+        return None if self.optional(index) is None else self.numbers(index)
+
+    def numbers(self, index: int) -> list[int]:
+        """A list of integers, which an input must give with rank 1; numpy accepts other ranks, too."""
+        operand = self.integers(index)
+        if operand.ndim != 1 and (operand.ndim or self.node.op_type not in SCALAR_AXES):
+            raise WrongError(f"input {index} of {self.label} has rank {operand.ndim} instead of 1")
+        return [int(number) for number in operand.ravel()]
 
     def all_attributes(self) -> dict[str, Any]:
         """Return all attributes of the node, and mark them as read."""
@@ -128,8 +132,8 @@ class Call:
         return [array if array.dtype == np.uint64 else self.field.integers(array) for array in self.operands]
 
 
-RANKS = {"Squeeze": (0, 1), "Unsqueeze": (0, 1)}
-"""The ranks of lists of integers that onnxruntime accepts besides 1."""
+SCALAR_AXES = ("Squeeze", "Unsqueeze")
+"""Operators to which onnxruntime may be given one axis of rank 0."""
 
 Operator = Callable[[Call], Any]
 """Returns an array, or a list of arrays for several outputs."""
@@ -462,14 +466,14 @@ def _concat(call: Call) -> Array:
 
 
 def _expand(call: Call) -> Array:
-    x, shape = call[0], tuple(int(size) for size in call.integers(1))
+    x, shape = call[0], tuple(call.numbers(1))
     return np.broadcast_to(x, np.broadcast_shapes(x.shape, shape))
 
 
 def _constant_of_shape(call: Call) -> Array:
     tensor = call.attribute("value")
     fill = np.zeros(1, np.float32) if tensor is None else tensor.numpy()
-    return np.broadcast_to(known(call.field, fill), [int(size) for size in call.integers(0)])
+    return np.broadcast_to(known(call.field, fill), call.numbers(0))
 
 
 def _shape(call: Call) -> Array:
@@ -609,7 +613,7 @@ OPERATORS: dict[str, Operator] = {
     "Slice": _slice, "Softplus": _activation("softplus"), "Softsign": _activation("softsign"), "Split": _split,
     "Squeeze": _squeeze, "Sub": _elementwise(Field.subtract, np.subtract), "Sum": _elementwise(Field.add, np.add),
     "Tanh": _activation("tanh"), "ThresholdedRelu": _activation("thresholdedrelu", 1.0),
-    "Tile": lambda call: np.tile(call[0], call.integers(1)),
+    "Tile": lambda call: np.tile(call[0], call.numbers(1)),
     "Transpose": lambda call: np.transpose(call[0], call.attribute("perm")), "Unsqueeze": _unsqueeze, "Where": _where,
 }  # fmt: skip
 """All supported operators except Constant, reductions, windows, recurrent operators, and operators with bodies."""
