@@ -32,6 +32,7 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.opset.semantic_changes import semantic_change, unknown_value
 from rnn_lower.opset.step_down import stepped_down
 from rnn_lower.sandbox.resource_limits import run_with_limits
+from rnn_lower.shapes.fixed_dims import FIXED
 from rnn_lower.shapes.shape_info import ShapeInfo
 from rnn_lower.transforms.strip_weights import SHOWN, UNSEEN
 
@@ -60,8 +61,11 @@ def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None =
             changes.append((node, scope, _converted(node, scope.opset, opset, shape_info)))
     for node, scope in recurrent.items():
         node.version = version_at(node.op_type, node.version or scope.opset)
+    fixed = model.meta.setdefault(FIXED, {})
     for node, scope, new in changes:
-        _put_in_place(node, scope, new, names)
+        for old_value, new_value in _put_in_place(node, scope, new, names):
+            if old_value in fixed:
+                fixed[new_value] = fixed.pop(old_value)
     for imports in (model.opset_imports, *(function.opset_imports for function in model.functions.values())):
         for domain in DEFAULT_DOMAINS:
             if domain in imports:
@@ -279,8 +283,13 @@ def _value_info(value: ir.Value, shape_info: ShapeInfo) -> onnx.ValueInfoProto:
     return onnx.helper.make_tensor_value_info(value.name, dtype or ir.DataType.UNDEFINED, shape)
 
 
-def _put_in_place(node: ir.Node, scope: Scope, converted: ir.Graph, names: Names) -> None:
-    """Replace a node by its converted form; constants that an adapter has added become Constant nodes before it."""
+def _put_in_place(
+    node: ir.Node, scope: Scope, converted: ir.Graph, names: Names
+) -> list[tuple[ir.Value, ir.Value]]:  # fmt: skip
+    """Replace a node by its converted form; returns its outputs, old and new.
+
+    Constants that an adapter has added become Constant nodes before it.
+    """
     ours = {value.name: value for value in (*node.inputs, *node.outputs) if value is not None and value.name}
     new = [*_constants(converted, ours), *converted]
     converted.outputs.clear()
@@ -303,6 +312,7 @@ def _put_in_place(node: ir.Node, scope: Scope, converted: ir.Graph, names: Names
     old_values = [value for value in node.outputs if value.name]
     new_values = [made_values[value.name] for value in old_values]
     convenience.replace_nodes_and_values(scope.graph, node, [node], new, old_values, new_values)
+    return list(zip(old_values, new_values, strict=True))
 
 
 def _constants(converted: ir.Graph, ours: Mapping[str, ir.Value]) -> Iterator[ir.Node]:
