@@ -67,8 +67,12 @@ class Field:
         if not finite.all():
             for index in np.flatnonzero(~finite):
                 self.symbols.add(str(numbers[index]))
-                result[index] = self._key(f"symbol {numbers[index]}") % self._p
+                result[index] = self.symbol(numbers[index])
         return result
+
+    def symbol(self, number: float) -> Array:
+        """The element that stands for NaN or an infinity; unlike `embed`, this does not mean that a model has it."""
+        return np.asarray(self._key(f"symbol {number}") % self._p)
 
     def number(self, number: float) -> Array:
         """The cached image of one number."""

@@ -39,7 +39,7 @@ def _along(function: Callable[[Field, Array, Array], Array]) -> Reduce:
 
 def _larger(field: Field, a: Array, b: Array) -> Array:
     """The larger element; the symbol for minus infinity never is."""
-    nothing = field.embed(np.float32(-np.inf))
+    nothing = field.symbol(-np.inf)
     return np.where(b == nothing, a, np.where(a == nothing, b, scalar_functions.maximum(field, a, b)))
 
 

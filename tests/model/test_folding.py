@@ -538,3 +538,15 @@ def test_sizes_are_constants_that_the_opset_has(opset, op):
     onnx.checker.check_model(shape)
     close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
     assert rnn_lower.prove(model, lowered)
+
+
+@pytest.mark.parametrize(
+    "unread", [("ReduceMax", {"axes": [0], "keepdims": 0}), ("MaxPool", {"kernel_shape": [1, 2]})], ids=["rows", "windows"]
+)  # fmt: skip
+def test_an_unread_maximum_does_not_keep_a_fold_from_its_proof(unread):
+    """A maximum begins with minus infinity, which is no constant of the model."""
+    model, _ = build(Case("LSTM", 13, T=5, N=2, outputs=("Y",), weights="initializer", dynamic=True))
+    op, attributes = unread
+    model.graph.node.append(helper.make_node(op, ["Y"], ["unread"], **attributes))
+    lowered = rnn_lower.lower(model, fold=True)
+    assert rnn_lower.prove(model, lowered)
