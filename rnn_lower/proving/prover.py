@@ -72,6 +72,8 @@ def _prove(source: Document, lowered: Document, points: int, seed: int, deadline
     before, after = _comparable(source, lowered)
     if rewrites_loops(before.model, after.model):
         return _prove_whole(before, after, points, seed, deadline)
+    if is_folded(source.proto) and (proof := _prove_nodes(before, after, points, seed, deadline)).ok:
+        return proof  # constants were folded before
     folded = _folded(source, after) if is_folded(after.proto) else before
     proof = _prove_nodes(folded, after, points, seed, deadline)
     if proof.changed and _is_legalized(after) and all(node.ok for node in proof.nodes):
@@ -189,8 +191,10 @@ def _without_unread_weights(lowered: Document, original: Document) -> Document:
     return lowered.copied(change) if unread else lowered
 
 
-def _tasks(before: Document, after: Document, deadline: float) -> tuple[list[NodeProof], list[Task], list[Graph]]:
-    """Verdicts for nodes whose outputs are missing, tasks for the other replaced nodes, and their graphs."""
+def _tasks(
+    before: Document, after: Document, deadline: float
+) -> tuple[list[NodeProof], list[Task], list[tuple[Graph, Graph]]]:  # fmt: skip
+    """Verdicts for nodes whose outputs are missing, tasks for the other replaced nodes, and all pairs of graphs."""
     missing, tasks = list[NodeProof](), list[Task]()
     paired = {old.graph: new for old, new in _pairs(before.model, after.model)}
     outputs = {
@@ -213,15 +217,21 @@ def _tasks(before: Document, after: Document, deadline: float) -> tuple[list[Nod
             node, name, scope.path, before.shape_info, _counterparts(node, paired, names),
             [value for value in replaced if value is not None], there.opset, visible, deadline=deadline,
         ))  # fmt: skip
-    return missing, tasks, [scope.graph for scope in paired.values()]
+    return missing, tasks, [(old, scope.graph) for old, scope in paired.items()]
 
 
-def _assign_unread(graphs: Iterable[Graph], tasks: list[Task]) -> Iterator[str]:
-    """Assign unread emitted nodes to tasks that can compute them, and describe the others."""
+def _assign_unread(graphs: Iterable[tuple[Graph, Graph]], tasks: list[Task]) -> Iterator[str]:
+    """Assign unread emitted nodes to tasks that can compute them, and describe the others.
+
+    graphs: of the original and the lowered model. Nodes that the original has as well were emitted before.
+    """
     read = {node for task in tasks for node in _needed(task.replaced, task)[0]}
-    for graph in graphs:
+    for original, graph in graphs:
+        earlier = {_output_names(node) for node in original if NODE_MARK in node.metadata_props}
         for node in graph:
             if NODE_MARK not in node.metadata_props or node in read or node.op_type == "Constant":
+                continue
+            if _output_names(node) in earlier:  # the model diff compares it
                 continue
             own = (index for index, task in enumerate(tasks) if owner_of(task.replaced[0]) is node.graph)
             fitting = next((index for index in own if not _needed(node.outputs, tasks[index])[1]), None)
@@ -233,6 +243,10 @@ def _assign_unread(graphs: Iterable[Graph], tasks: list[Task]) -> Iterator[str]:
             else:
                 task = tasks[fitting]
                 tasks[fitting] = dataclasses.replace(task, unread=[*task.unread, *node.outputs])
+
+
+def _output_names(node: ir.Node) -> tuple[str | None, ...]:
+    return tuple(value.name for value in node.outputs)
 
 
 def _needed(values: Iterable[ir.Value], task: Task) -> tuple[set[ir.Node], bool]:
@@ -258,7 +272,7 @@ def _is_unchanged(node: ir.Node, there: Sequence[ir.Value | None]) -> bool:
     producer = next(iter(producers))
     if len(producers) > 1 or producer is None or NODE_MARK in producer.metadata_props:
         return False
-    same = [value.name for value in producer.outputs] == [value.name for value in node.outputs]
+    same = _output_names(producer) == _output_names(node)
     return same and producer.op_type == node.op_type and producer.domain == node.domain
 
 
@@ -295,9 +309,9 @@ def _pairs(before: ir.Model, after: ir.Model) -> Iterator[tuple[Scope, Scope]]:
     while waiting:
         pair = waiting.pop(0)
         yield pair
-        there = {tuple(out.name for out in node.outputs): node for node in pair[1].graph}
+        there = {_output_names(node): node for node in pair[1].graph}
         for node in pair[0].graph:
-            twin = there.get(tuple(out.name for out in node.outputs))
+            twin = there.get(_output_names(node))
             if twin is None or twin.op_type != node.op_type or NODE_MARK in twin.metadata_props:
                 continue
             bodies, its_bodies = (
