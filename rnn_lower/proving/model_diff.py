@@ -72,8 +72,7 @@ class _Diff:
                 continue
             a, b = getattr(old, field.name), getattr(new, field.name)
             field_path = f"{path}/{field.name}" if path else field.name
-            is_text = isinstance(old, onnx.OperatorSetIdProto)  # the default domain may be named "" or not at all
-            if field.has_presence and not is_text and old.HasField(field.name) != new.HasField(field.name):
+            if field.has_presence and old.HasField(field.name) != new.HasField(field.name):
                 yield f"{path or 'model'}: {field.name} has changed"
             elif field.message_type is None:
                 if not _equal(a, b):

@@ -1,4 +1,4 @@
-"""Models that are lowered in several steps, and the same models written in two ways, are proved."""
+"""Models that are lowered in several steps are proved."""
 
 from __future__ import annotations
 
@@ -48,10 +48,3 @@ def test_nodes_that_an_earlier_step_lowered(options):
     node = next(node for node in changed.graph.node if node.op_type == "MatMul" and node.name.startswith("first"))
     node.input[:] = list(node.input)[::-1]
     assert not rnn_lower.prove(first, changed)
-
-
-def test_the_default_domain_may_be_named_or_not():
-    model = two_nodes()
-    lowered = rnn_lower.lower(model)
-    lowered.opset_import[0].ClearField("domain")
-    assert rnn_lower.prove(model, lowered)
