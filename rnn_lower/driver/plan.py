@@ -43,6 +43,7 @@ from rnn_lower.shapes.stale_shapes import (
 )
 from rnn_lower.targeting import find_target
 from rnn_lower.transforms.inline import inlined
+from rnn_lower.transforms.split_sequences import has_sequences, without_sequences
 from rnn_lower.tune import tune, weights_in_body
 
 logger = logging.getLogger("rnn_lower")
@@ -362,6 +363,11 @@ def read_nodes(model: ir.Model, shape_info: ShapeInfo | None = None) -> list[Rec
 def inlined_document(document: Document) -> Document:
     """The document with all functions inlined."""
     return Document(inlined(document.proto), document.folder) if document.proto.functions else document
+
+
+def document_without_sequences(document: Document) -> Document:
+    """The document with slices instead of the parts of a SplitToSequence, as far as they are constant."""
+    return document.changed(without_sequences) if has_sequences(document.model) else document
 
 
 def read_document(document: Document) -> tuple[Document, list[RecurrentNode]]:

@@ -64,10 +64,17 @@ def of_another_type(node: ir.Node, schema: onnx.defs.OpSchema) -> str:
     return ""
 
 
-def unknown_attributes(node: ir.Node, opset: int) -> set[str]:
-    """The attributes of a node that its operator does not have; runtimes refuse them."""
+def unfit(node: ir.Node, opset: int) -> str:
+    """Why a node does not fit the schema of its operator at an opset, in words, or ""; runtimes refuse such nodes."""
     schema = schema_of(node.op_type, opset) if node.domain in DEFAULT_DOMAINS else None
-    return set() if schema is None else node.attributes.keys() - schema.attributes.keys()
+    if schema is None:
+        return ""
+    if unknown := node.attributes.keys() - schema.attributes.keys():
+        return f"opset {opset} does not allow attribute '{min(unknown)}'"
+    inputs, outputs = len(node.inputs), len(node.outputs)
+    if schema.min_input <= inputs <= schema.max_input and schema.min_output <= outputs <= schema.max_output:
+        return malformed(node, opset)
+    return f"opset {opset} does not allow {inputs} inputs and {outputs} output{'s' * (outputs != 1)}"
 
 
 def malformed(node: ir.Node, opset: int) -> str:

@@ -61,7 +61,7 @@ def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None =
             changes.append((node, scope, _converted(node, scope.opset, opset, shape_info)))
     for node, scope in recurrent.items():
         node.version = version_at(node.op_type, node.version or scope.opset)
-    fixed = model.meta.setdefault(FIXED, {})
+    fixed = model.meta.get(FIXED, {})
     for node, scope, new in changes:
         for old_value, new_value in _put_in_place(node, scope, new, names):
             if old_value in fixed:
@@ -128,12 +128,12 @@ def _differs(node: ir.Node, scope: Scope, opset: int, shape_info: ShapeInfo) -> 
         return True
     if node.op_type == "Constant":  # its versions accept different attributes
         held = set(node.attributes) or {"sparse_value"}
-        is_literal = not held.isdisjoint(LITERALS)
-        if not (held <= set(new.attributes) or is_literal):
+        is_known = held <= set(new.attributes)
+        if not is_known and held.isdisjoint(LITERALS):
             raise _refusal(
                 node, scope.opset, opset, f"it has the attribute '{min(held)}', which does not exist at the new opset"
             )
-        return is_literal and not held <= set(new.attributes)
+        return not is_known
     if any(subgraphs(node)):  # newer versions accept more types; bodies are converted separately
         if opset < scope.opset and (why := _wrong(node, new, shape_info.kind)):
             raise _refusal(node, scope.opset, opset, why)

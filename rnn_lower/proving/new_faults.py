@@ -10,9 +10,9 @@ import onnx
 from rnn_lower.driver.plan import read_document
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
-from rnn_lower.ir.schemas import DEFAULT_DOMAINS, newest_opset, schema_of, unknown_attributes
-from rnn_lower.ir.schemas import malformed as malformed_node
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS, newest_opset, unfit
 from rnn_lower.ir.walk import nodes
+from rnn_lower.lowering.node import display_name
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.transforms.strip_weights import malformed, misdeclared, without_annotations
@@ -25,7 +25,9 @@ def new_faults(old: Document, new: Document) -> list[str]:
     if error and malformed(old.outline):
         for document in (old, new):
             _ = document.model  # which sorts the outline: onnxruntime accepts any order, the checker does not
-        error = min(_unfit(new) - _unfit(old), default="") if malformed(old.outline) else malformed(new.outline)
+        error = malformed(new.outline)
+        if malformed(old.outline):
+            error = min(_unfit_nodes(new) - _unfit_nodes(old), default="")
     if error:
         return [*faults, f"onnx's checker reports that the new model is invalid: {error}"]
     if not faults and (invalid := _invalid_node(new)) and not _invalid_node(old):
@@ -43,21 +45,10 @@ def new_misdeclaration(old: onnx.ModelProto, new: onnx.ModelProto) -> str:
     return "" if misdeclared(without_annotations(old)) else wrong
 
 
-def _unfit(document: Document) -> set[str]:
+def _unfit_nodes(document: Document) -> set[str]:
     """The nodes of a model that do not fit the schemas of their operators, in words."""
-    unfit = set[str]()
-    for node, scope in nodes(document.model):
-        schema = schema_of(node.op_type, scope.opset) if node.domain in DEFAULT_DOMAINS else None
-        if schema is None:
-            continue
-        unknown, label = unknown_attributes(node, scope.opset), f"{node.op_type} '{node.name or node.outputs[0].name}'"
-        if unknown:
-            unfit.add(f"{label} has the unknown attribute '{min(unknown)}'")
-        elif wrong := malformed_node(node, scope.opset):
-            unfit.add(f"{label}: {wrong}")
-        elif not schema.min_input <= len(node.inputs) <= schema.max_input:
-            unfit.add(f"{label} has {len(node.inputs)} inputs")
-    return unfit
+    faults = ((node, unfit(node, scope.opset)) for node, scope in nodes(document.model))
+    return {f"{node.op_type} '{display_name(node)}': {why}" for node, why in faults if why}
 
 
 def _invalid_node(document: Document) -> str:

@@ -95,9 +95,9 @@ class Call:
         value = self.attribute(name)
         if value is not None:
             return list(value) if isinstance(value, Sequence) else [int(value)]
-        return None if self.optional(index) is None else self.numbers(index)
+        return None if self.optional(index) is None else self.integer_list(index)
 
-    def numbers(self, index: int) -> list[int]:
+    def integer_list(self, index: int) -> list[int]:
         """A list of integers, which an input must give with rank 1; numpy accepts other ranks, too."""
         operand = self.integers(index)
         if operand.ndim != 1 and (operand.ndim or self.node.op_type not in SCALAR_AXES):
@@ -466,14 +466,14 @@ def _concat(call: Call) -> Array:
 
 
 def _expand(call: Call) -> Array:
-    x, shape = call[0], tuple(call.numbers(1))
+    x, shape = call[0], tuple(call.integer_list(1))
     return np.broadcast_to(x, np.broadcast_shapes(x.shape, shape))
 
 
 def _constant_of_shape(call: Call) -> Array:
     tensor = call.attribute("value")
     fill = np.zeros(1, np.float32) if tensor is None else tensor.numpy()
-    return np.broadcast_to(known(call.field, fill), call.numbers(0))
+    return np.broadcast_to(known(call.field, fill), call.integer_list(0))
 
 
 def _shape(call: Call) -> Array:
@@ -613,7 +613,7 @@ OPERATORS: dict[str, Operator] = {
     "Slice": _slice, "Softplus": _activation("softplus"), "Softsign": _activation("softsign"), "Split": _split,
     "Squeeze": _squeeze, "Sub": _elementwise(Field.subtract, np.subtract), "Sum": _elementwise(Field.add, np.add),
     "Tanh": _activation("tanh"), "ThresholdedRelu": _activation("thresholdedrelu", 1.0),
-    "Tile": lambda call: np.tile(call[0], call.numbers(1)),
+    "Tile": lambda call: np.tile(call[0], call.integer_list(1)),
     "Transpose": lambda call: np.transpose(call[0], call.attribute("perm")), "Unsqueeze": _unsqueeze, "Where": _where,
 }  # fmt: skip
 """All supported operators except Constant, reductions, windows, recurrent operators, and operators with bodies."""

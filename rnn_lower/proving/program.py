@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.schemas import malformed, schema_of, unknown_attributes
+from rnn_lower.ir.schemas import schema_of, unfit
 from rnn_lower.ir.walk import NODE_MARK, constant, known_tensor, subgraphs
 from rnn_lower.proving.element_types import DType, ElementTypes
 from rnn_lower.proving.emitted import COMPARE, EMITTED, POSITIONS
@@ -77,23 +77,13 @@ class Program(Graph):
             raise OutOfScopeError(
                 f"the proof does not support operator {node.domain and node.domain + '.'}{node.op_type}"
             )
-        schema = schema_of(node.op_type, self.opset)
-        if schema is None:
+        if schema_of(node.op_type, self.opset) is None:
             raise WrongError(f"opset {self.opset} does not have operator {node.op_type}")
-        counts = (
-            (schema.min_input, node.inputs, schema.max_input),
-            (schema.min_output, node.outputs, schema.max_output),
-        )
-        wrong = malformed(node, self.opset)
+        wrong = unfit(node, self.opset)
         if any(attribute.is_ref() for attribute in node.attributes.values()):
             wrong = "it has an attribute that refers to an attribute of its function"
         elif UNSEEN in node.metadata_props:
             wrong = "it has an attribute of a type that the nodes written by lowering never have"
-        elif unknown := unknown_attributes(node, self.opset):
-            wrong = f"opset {self.opset} does not allow attribute '{min(unknown)}'"
-        elif not all(least <= len(values) <= most for least, values, most in counts):
-            wrong = f"opset {self.opset} does not allow {len(node.inputs)} inputs"
-            wrong += f" and {len(node.outputs)} outputs" if len(node.outputs) != 1 else " and 1 output"
         if wrong:
             raise WrongError(f"{node.op_type} '{node.name}': {wrong}")
         for _, body in subgraphs(node):

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from rnn_lower.driver.plan import document_without_sequences
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import NODE_MARK, count_nodes, nodes, recurrent_nodes, subgraphs
 from rnn_lower.loops.unrolling import LOOPS
@@ -39,9 +40,8 @@ from rnn_lower.proving.whole_inputs import (
     sizes_beyond_few,
     small_sizes,
 )
-from rnn_lower.proving.whole_model import limits_of
+from rnn_lower.proving.whole_model import limits_of, shapes_of
 from rnn_lower.transforms.inline import inlined
-from rnn_lower.transforms.split_sequences import has_sequences, without_sequences
 
 TRIED_NUMBERS = 256
 """The maximum number of compared constants to try as integer inputs."""
@@ -138,10 +138,6 @@ def _values(model: ir.Model) -> Iterator[ir.Value]:
     yield from (value for node, _ in nodes(model) for value in node.outputs)
 
 
-def _without_sequences(document: Document) -> Document:
-    return document.changed(without_sequences) if has_sequences(document.model) else document
-
-
 class _Comparison:
     """The evaluation of two models on the same inputs.
 
@@ -154,7 +150,7 @@ class _Comparison:
     def __init__(
         self, documents: Sequence[Document], points: int, seed: int, deadline: float, folded: bool, exact_sizes: bool
     ) -> None:  # fmt: skip
-        self.sources, self.documents = documents, [*map(_without_sequences, documents)]
+        self.sources, self.documents = documents, [*map(document_without_sequences, documents)]
         self.models = [document.model for document in self.documents]
         self.points, self.seed, self.deadline, self.folded, self.exact = points, seed, deadline, folded, exact_sizes
         self.limits = set().union(*map(limits_of, self.documents))
@@ -176,7 +172,7 @@ class _Comparison:
         self.hollow = {value for model in self.models for value in _values(model) if value.name}
         self.bodies = [{body for node, _ in nodes(model) for _, body in subgraphs(node)} for model in self.models]
         self.unexecuted = set[ir.Graph]().union(*self.bodies)
-        self.declared = {str(value.name): value.shape for value in _values(self.models[0]) if value.shape is not None}
+        self.declared = shapes_of(self.documents[0])
         self.kept = {str(value.name) for value in overridable_inputs(self.models[1])}
 
     def difference(self) -> str:

@@ -17,14 +17,13 @@ import onnx_ir as ir
 
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.traits import DATA_MOVEMENT, ELEMENTWISE, RANDOM
-from rnn_lower.ir.walk import NODE_MARK, subgraphs
+from rnn_lower.ir.walk import subgraphs
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
-from rnn_lower.proving.element_types import is_exact
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.integer_flow import IntegerFlow
-from rnn_lower.proving.operators import MOVED_BY_ONNX, OutOfScopeError, WrongError, cast_type
-from rnn_lower.proving.whole_model import ModelInterpreter
+from rnn_lower.proving.operators import MOVED_BY_ONNX, OutOfScopeError, WrongError
+from rnn_lower.proving.whole_model import CASTS, ModelInterpreter
 from rnn_lower.proving.windows import SmallInputError
 from rnn_lower.transforms.evaluate import UNSURE, evaluate_node
 from rnn_lower.transforms.strip_weights import sizes_of
@@ -34,8 +33,6 @@ MOVES = (*MOVED_BY_ONNX, *DATA_MOVEMENT, "Pad", "Tile")
 
 KINDS = {"u": onnx.TensorProto.FLOAT, "i": onnx.TensorProto.INT64, "b": onnx.TensorProto.BOOL}
 """The element types of field elements, integers and booleans, by numpy kind."""
-
-CASTS = ("Cast", "CastLike")
 
 RINGS = ("Add", "Identity", "Mul", "Neg", "Sub", "Sum", "Where")
 """Operators that obey the same laws for wrapping integers as for real numbers."""
@@ -66,13 +63,11 @@ class NotRunError(OutOfScopeError):
 class WholeEvaluator(ModelInterpreter):
     """Evaluate a whole model: known numbers as floats, an operator without an equation as a random function.
 
-    narrow: 16-bit types of recurrent nodes; nodes that rnn_lower emitted may cast float32 back to them.  outcomes: by
-    node that makes booleans from input integers, or branches on them, the values seen.  flow: the values that depend on
-    input integers.  lengths: recurrent nodes may read lengths in place of comparisons.  large: input integers are
-    large.  filled: the values that were not empty.
+    outcomes: by node that makes booleans from input integers, or branches on them, the values seen.  flow: the values
+    that depend on input integers.  lengths: recurrent nodes may read lengths in place of comparisons.  large: input
+    integers are large.  filled: the values that were not empty.
     """
 
-    narrow: Collection[ir.DataType] = ()
     lengths = large = False
 
     def __init__(
@@ -181,9 +176,8 @@ class WholeEvaluator(ModelInterpreter):
         self._use(operands)
         if own and node.op_type not in (*MOVES, *RINGS) and any(map(self._is_whole, node.inputs, operands)):
             return self._unknown(node, operands)
-        rounded = self._rounded(node, operands[0]) if own and node.op_type in CASTS else None
-        if rounded is not None:
-            return [rounded]
+        if own and node.op_type in CASTS and self._rounds(node, operands[0]) and operands[0] is not None:
+            return [self.field.function(f"Cast to {self._goal(node)} {_attributes(node)}", operands[0])]
         try:
             return super()._results(node)
         except SmallInputError as error:
@@ -192,15 +186,6 @@ class WholeEvaluator(ModelInterpreter):
             if own and node.op_type in MOVES:
                 raise (NotRunError if isinstance(error, WrongError) else OutOfScopeError)(str(error)) from None
         return self._unknown(node, operands)
-
-    def _rounded(self, node: ir.Node, operand: Array | None) -> Array | None:
-        """The result of a cast that rounds floats, or None for any other cast."""
-        if operand is None or operand.dtype != np.uint64 or node.inputs[0] is None:
-            return None
-        source, goal = self._shape_info.dtype(node.inputs[0]), self._goal(node)
-        if is_exact(source, goal, self.narrow if NODE_MARK in node.metadata_props else ()):
-            return None
-        return self.field.function(f"Cast to {goal} {_attributes(node)}", operand)
 
     def _watch(self, node: ir.Node, operands: Sequence[Array | None], result: Array) -> None:
         """Record outcomes that input integers decide at a node, and, as symbols, uses that both models must have."""
@@ -281,12 +266,6 @@ class WholeEvaluator(ModelInterpreter):
         dtype = self._shape_info.dtype(node.outputs[0])
         is_wide = dtype is not None and (dtype.is_floating_point() or dtype in (ir.DataType.INT32, ir.DataType.INT64))
         return is_wide and node.op_type in (*RINGS, *CASTS)
-
-    def _goal(self, node: ir.Node) -> ir.DataType | None:
-        """Return the target type of a Cast or CastLike, if known."""
-        if node.op_type == "Cast":
-            return cast_type(node.attributes["to"].value)
-        return None if node.inputs[1] is None else self._shape_info.dtype(node.inputs[1])
 
     def _is_whole(self, value: ir.Value | None, operand: Array | None) -> bool:
         """Whether integers were computed from floats: they are field elements, without integer division or order."""

@@ -9,14 +9,15 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import opset_of, recurrent_nodes
+from rnn_lower.ir.walk import NODE_MARK, opset_of, recurrent_nodes, values
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proving import equations
 from rnn_lower.proving.constant_inputs import content
+from rnn_lower.proving.element_types import is_exact
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.interpreter import Graph, Interpreter, check_shape, check_time
-from rnn_lower.proving.operators import OutOfScopeError, known
+from rnn_lower.proving.operators import OutOfScopeError, cast_type, known
 from rnn_lower.proving.scalar_functions import arithmetic
 
 
@@ -27,15 +28,25 @@ def limits_of(document: Document) -> set[float]:
     return {limit for limit in limits if limit is not None}
 
 
+def shapes_of(document: Document) -> dict[str, ir.Shape]:
+    """The declared shapes of a model, by name."""
+    return {str(value.name): value.shape for value in values(document.model) if value.shape is not None}
+
+
+CASTS = ("Cast", "CastLike")
+
+
 class ModelInterpreter(Interpreter):
     """Evaluates a model over a field.
 
     folded: add the halves of a constant B in floats, as constant folding does.
     limits: clip limits of all nodes; clips at these limits are never dropped as having no effect.
     trusted: the declared shapes that need not be compared with actual ones, by name; None for all.
+    narrow: 16-bit types of recurrent nodes; nodes that rnn_lower emitted may cast float32 back to them.
     """
 
-    trusted: Mapping[str, ir.Shape | None] | None = None
+    trusted: Mapping[str, ir.Shape] | None = None
+    narrow: Collection[ir.DataType | None] = ()
 
     held: dict[str, Array] | None = None
     """By node and state, the final states of the last run, where the next one starts; None if runs are independent."""
@@ -63,6 +74,19 @@ class ModelInterpreter(Interpreter):
         """Raise WrongError if an array does not have the declared shape of a value, unless that is trusted."""
         if self.trusted is not None and value.shape is not None and value.shape != self.trusted.get(str(value.name)):
             check_shape(value, array, {})
+
+    def _goal(self, node: ir.Node) -> ir.DataType | None:
+        """Return the target type of a Cast or CastLike, if known."""
+        if node.op_type == "Cast":
+            return cast_type(node.attributes["to"].value)
+        return None if node.inputs[1] is None else self._document.shape_info.dtype(node.inputs[1])
+
+    def _rounds(self, node: ir.Node, operand: Array | None) -> bool:
+        """Whether a Cast or CastLike rounds computed floats."""
+        if operand is None or operand.dtype != np.uint64 or node.inputs[0] is None:
+            return False
+        source, narrow = self._document.shape_info.dtype(node.inputs[0]), NODE_MARK in node.metadata_props
+        return not is_exact(source, self._goal(node), self.narrow if narrow else ())
 
     def _bind(self, value: ir.Value, array: Array) -> None:
         self._check_declared(value, array)

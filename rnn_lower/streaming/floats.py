@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.errors import one_line
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import NODE_MARK, constant
+from rnn_lower.ir.walk import constant
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving import float_run
-from rnn_lower.proving.element_types import is_exact
 from rnn_lower.proving.field import Array
 from rnn_lower.proving.old_operators import open_evaluator
-from rnn_lower.proving.operators import OutOfScopeError, cast_type
-from rnn_lower.proving.whole_model import ModelInterpreter
+from rnn_lower.proving.operators import OutOfScopeError
+from rnn_lower.proving.whole_model import CASTS, ModelInterpreter
 from rnn_lower.streaming.chunked_runs import ChunkedRuns
 from rnn_lower.streaming.session import Feeds, StreamingSession
 
@@ -27,23 +26,13 @@ RUNS, FIRST, SECOND = 3, 8, 4
 
 
 class Rounding(ModelInterpreter):
-    """A ModelInterpreter for which a cast of computed floats to a type with fewer digits is a random function.
-
-    narrow: the types of recurrent nodes, to which the nodes that replace them may cast.
-    """
-
-    narrow: Collection[ir.DataType | None] = ()
+    """A ModelInterpreter for which a cast of computed floats to a type with fewer digits is a random function."""
 
     def _results(self, node: ir.Node) -> Sequence[Array]:
-        if node.domain in DEFAULT_DOMAINS and node.op_type in ("Cast", "CastLike") and node.inputs[0] is not None:
-            types, source = self._document.shape_info, node.inputs[0]
-            kind, operand = types.dtype(source), self._operands(node)[0]
-            like = node.inputs[1] if node.op_type == "CastLike" else None
-            goal = cast_type(node.attributes["to"].value) if like is None else types.dtype(like)
-            exact = is_exact(kind, goal, self.narrow if NODE_MARK in node.metadata_props else ())
-            is_known = operand is None or operand.dtype != np.uint64 or constant(source) is not None
+        if node.domain in DEFAULT_DOMAINS and node.op_type in CASTS and constant(node.inputs[0]) is None:
+            operand, goal = self._operands(node)[0], self._goal(node)
             is_float = goal is not None and goal.is_floating_point()
-            if is_float and not (exact or is_known) and operand is not None:
+            if is_float and operand is not None and self._rounds(node, operand):
                 return [self.field.function(f"Cast to {goal}", operand)]
         return super()._results(node)
 

@@ -17,7 +17,7 @@ import onnx
 
 from rnn_lower.driver.plan import inlined_document
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.ir.walk import recurrent_nodes, values
+from rnn_lower.ir.walk import recurrent_nodes
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.interpreter import NoStepsError
@@ -25,7 +25,7 @@ from rnn_lower.proving.model_inputs import fixed_sizes, overrides
 from rnn_lower.proving.new_faults import new_faults
 from rnn_lower.proving.operators import OutOfScopeError, WrongError, known
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, number_of
-from rnn_lower.proving.whole_model import ModelInterpreter, limits_of
+from rnn_lower.proving.whole_model import ModelInterpreter, limits_of, shapes_of
 from rnn_lower.streaming.chunked_runs import ChunkedRuns, Trial, fixed_step
 from rnn_lower.streaming.floats import Rounding, difference_in_floats
 from rnn_lower.streaming.plan import Plan
@@ -103,10 +103,10 @@ def prove_streaming(
 
     if faults:
         return verdict(DIFFERENT, faults[0])
+    clips, declared = limits_of(original), shapes_of(original)
+    narrow = {value.dtype for node, _ in recurrent_nodes(original.model) if (value := node.inputs[0])}
     for folded in (True, False):  # a constant sum of biases is rounded if the lowered graph contains it
         chunked = ChunkedRuns(original, streaming, plan, seed)
-        clips = limits_of(original)
-        narrow = {value.dtype for node, _ in recurrent_nodes(original.model) if (value := node.inputs[0])}
         try:
             difference = ""
             for point in range(points):
@@ -114,7 +114,7 @@ def prove_streaming(
                 models = [Rounding(field, document, folded, clips, deadline) for document in (original, streaming)]
                 for model in models:
                     model.narrow = narrow
-                models[1].trusted = {str(v.name): v.shape for v in values(original.model) if v.shape is not None}
+                models[1].trusted = declared
                 compare = _difference if plan.inputs else _difference_of_calls
                 difference = difference or compare(chunked, point, field, models) or ""
             if not (difference := difference or chunked.uneven()):

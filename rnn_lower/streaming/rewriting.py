@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.driver.plan import read_nodes
+from rnn_lower.driver.plan import document_without_sequences, read_nodes
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.ir.walk import recurrent_nodes
 from rnn_lower.modelio.document import Document
@@ -35,7 +35,6 @@ from rnn_lower.streaming.state_caches import Cache, Carried, Joined
 from rnn_lower.streaming.windows import PaddedError, cut_behind
 from rnn_lower.transforms.fold import fold
 from rnn_lower.transforms.inline import inlined
-from rnn_lower.transforms.split_sequences import has_sequences, without_sequences
 
 logger = logging.getLogger("rnn_lower")
 
@@ -204,8 +203,7 @@ def _ready(document: Document, values: Mapping[str, Any], dims: Dims | None) -> 
     ready = document.copied()
     if ready.proto.functions:
         ready = Document(inlined(ready.proto), document.folder)
-    if has_sequences(ready.model):
-        ready = ready.changed(without_sequences)
+    ready = document_without_sequences(ready)
     if dims:
         ready = ready.fixed(dims)
     return ready.changed(lambda model: _set(model, values)) if values else ready

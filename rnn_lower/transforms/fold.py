@@ -17,7 +17,7 @@ from rnn_lower.builder.constants import ConstantPool, constant
 from rnn_lower.builder.graph_builder import GraphBuilder, as_value
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.ir.schemas import DEFAULT_DOMAINS, literal_of, schema_of, unknown_attributes
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS, literal_of, schema_of, unfit
 from rnn_lower.ir.walk import get_attribute, known_tensor, nodes, recurrent_nodes, scopes, used_names, values
 from rnn_lower.sandbox import child_process
 from rnn_lower.sandbox.child_process import Ended, run_in_subprocess
@@ -88,7 +88,7 @@ def _fold_here(model: ir.Model) -> None:
 
 
 def _fold_constants(model: ir.Model, should_fold: Callable[[ir.Node], bool | None], **limits: int) -> None:
-    """Fold with onnxscript, except for sequences: it replaces them with nodes of opset 18, whatever the opset is."""
+    """Fold with onnxscript, except for sequences: at every opset, it replaces them with nodes of opset 18."""
     without_sequences(model)
     hidden = [node for node, _ in nodes(model) if node.op_type in SEQUENCES and node.domain in DEFAULT_DOMAINS]
     for node in hidden:
@@ -201,18 +201,15 @@ def _complete(model: ir.Model, before: Collection[ir.Node]) -> None:
             node.resize_inputs(max(min(schema.min_input, len(single)), len(node.inputs)))
             if node.op_type == "Constant" and node not in before and _rewritten(node, scope.opset, names):
                 continue
-            unfit = unknown_attributes(node, scope.opset) or len(node.inputs) > schema.max_input
-            if unfit and node not in before:
-                raise RnnLowerError(
-                    f"folding made a {node.op_type} that is invalid at opset {scope.opset}; drop --fold"
-                )
+            if node not in before and (why := unfit(node, scope.opset)):
+                raise RnnLowerError(f"folding made an invalid {node.op_type} ({why}); drop --fold")
 
 
 def _rewritten(node: ir.Node, opset: int, names: Names) -> bool:
     """Whether a new Constant is a literal that its opset does not have, which is replaced with nodes that it has."""
     (attribute,) = node.attributes.values()
     array, graph, old = literal_of(attribute), node.graph, node.outputs[0]
-    if array is None or graph is None or not unknown_attributes(node, opset):
+    if array is None or graph is None or not unfit(node, opset):
         return False
     b = GraphBuilder(opset, ir.DataType.FLOAT, names, ConstantPool(names, as_nodes=True), str(old.name))
     new = as_value(b.value(constant(array, ir.DataType.from_numpy(array.dtype))))

@@ -516,7 +516,7 @@ def parts_of_x(opset: int, split: str, axis: int, joined: bool) -> onnx.ModelPro
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("joined", [False, True], ids=["two parts", "joined"])
 def test_parts_in_sequences(opset, split, joined):
-    """onnxscript would fold SplitToSequence to the Split of opset 18, whatever the model imports."""
+    """onnxscript would fold SplitToSequence to the Split of opset 18 at every opset."""
     model = parts_of_x(opset, split, 0, joined)
     x = np.random.default_rng(1).standard_normal((4, 2, 4)).astype(np.float32)
     lowered = rnn_lower.lower(model, fold=True)
