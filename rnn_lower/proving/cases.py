@@ -7,8 +7,8 @@ import itertools
 
 import numpy as np
 
+from rnn_lower.proving.call import OutOfScopeError
 from rnn_lower.proving.field import Array
-from rnn_lower.proving.operators import OutOfScopeError
 
 LENGTHS, MOST_LENGTHS, MOST_STEPS = 6, 70, 10_000
 LONGER = (9, 17, 40)

@@ -10,8 +10,8 @@ import onnx_ir as ir
 
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import constant
+from rnn_lower.proving.call import OutOfScopeError
 from rnn_lower.proving.model_diff import WEIGHT_PATH
-from rnn_lower.proving.operators import OutOfScopeError
 from rnn_lower.transforms.evaluate import evaluate_node
 
 MOST_NODES = 64

@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import LITERALS, schema_of
-from rnn_lower.proving.operators import OutOfScopeError, WrongError, cast_type
+from rnn_lower.proving.call import OutOfScopeError, WrongError, cast_type
 
 DType = ir.DataType | None
 """An element type, or None if nothing declares it."""

@@ -15,17 +15,10 @@ import onnx_ir as ir
 from rnn_lower.ir.schemas import WITH_BODIES
 from rnn_lower.ir.walk import known_tensor
 from rnn_lower.lowering.node import Dim
+from rnn_lower.proving.call import Call, OutOfScopeError, UndefinedError, WrongError, cast_type, element_type
+from rnn_lower.proving.elementwise import bounds_of
 from rnn_lower.proving.field import SMALL, Array, Field
 from rnn_lower.proving.interpreter import Graph, Interpreter, check_shape
-from rnn_lower.proving.operators import (
-    Call,
-    OutOfScopeError,
-    UndefinedError,
-    WrongError,
-    bounds_of,
-    cast_type,
-    element_type,
-)
 
 COMPARE = ("Less", "Greater", "Max", "Min", "Add", "Sub")
 """Operators that can make a graph behave differently beyond some length."""

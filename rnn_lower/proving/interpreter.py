@@ -15,24 +15,26 @@ import onnx_ir as ir
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, WITH_BODIES
 from rnn_lower.ir.walk import constant, with_bodies
 from rnn_lower.proving import algebraic_patterns, scalar_functions
-from rnn_lower.proving.field import Array, Field
-from rnn_lower.proving.operators import (
-    OPERATORS,
+from rnn_lower.proving.call import (
     Call,
     DivisionByZeroError,
     OutOfScopeError,
     UndefinedError,
     WrongError,
-    between,
     check_attributes,
     known,
 )
+from rnn_lower.proving.elementwise import ELEMENTWISE, between
+from rnn_lower.proving.field import Array, Field
+from rnn_lower.proving.movement import MOVEMENT
+from rnn_lower.proving.products import PRODUCTS
 from rnn_lower.proving.reductions import REDUCTIONS
 from rnn_lower.proving.windows import WINDOWS
 
 T = TypeVar("T")
 
-ALL_OPERATORS = {**OPERATORS, **REDUCTIONS, **WINDOWS}
+OPERATORS = {**ELEMENTWISE, **PRODUCTS, **MOVEMENT, **REDUCTIONS, **WINDOWS}
+"""All operators but Constant, recurrent operators, and operators with bodies."""
 
 MOST_PASSES = 100_000
 """Limit on the body executions of one run; nodes of up to 10,000 steps need fewer than half as many."""
@@ -40,7 +42,7 @@ MOST_PASSES = 100_000
 MOST_ELEMENTS, FEW = 1 << 28, 1 << 13
 """The most elements of one value, and a size so small that no operator on two such values exceeds that limit."""
 
-ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Sigmoid", "Tanh", "Where", "MatMul", "Less", "Min", "Max")
+FREQUENT = ("Add", "Sub", "Mul", "Div", "Sigmoid", "Tanh", "Where", "MatMul", "Less", "Min", "Max")
 """Operators that occur in every step, for which `size_of_result` has a fast path."""
 
 
@@ -171,11 +173,11 @@ class Interpreter:
     def _compute(self, call: Call) -> Sequence[Array]:
         """The results of one operator."""
         node = call.node
-        if node.domain not in DEFAULT_DOMAINS or node.op_type not in ALL_OPERATORS:
+        if node.domain not in DEFAULT_DOMAINS or node.op_type not in OPERATORS:
             raise OutOfScopeError(
                 f"the proof does not support operator {node.domain and node.domain + '.'}{node.op_type}"
             )
-        result = ALL_OPERATORS[node.op_type](call)
+        result = OPERATORS[node.op_type](call)
         check_attributes(call)
         return result if isinstance(result, list) else [result]
 
@@ -303,7 +305,7 @@ def _stacked(steps: Sequence[Sequence[Array]], outputs: Sequence[ir.Value]) -> l
 def size_of_result(call: Call) -> int:
     """An upper bound on the elements of an operator's result; 64 multiplications of a matrix product count as one."""
     arrays = call.operands
-    if call.node.op_type in ELEMENTWISE and all(array.size <= FEW for array in arrays):
+    if call.node.op_type in FREQUENT and all(array.size <= FEW for array in arrays):
         return FEW  # an underestimate, but even FEW squared is within the limit
     if call.node.op_type in ("ConstantOfShape", "OneHot", "Tile"):
         repeated, counts = (1, arrays[0]) if call.node.op_type == "ConstantOfShape" else (arrays[0].size, arrays[1])

@@ -14,12 +14,12 @@ import onnx_ir as ir
 
 from rnn_lower.ir.walk import constant, is_quantized, known_tensor, subgraphs
 from rnn_lower.proving import equations, float_run
+from rnn_lower.proving.call import OutOfScopeError, WrongError, element_type
 from rnn_lower.proving.cases import LENGTHS, Case, Known, choose_cases
 from rnn_lower.proving.constant_inputs import content
 from rnn_lower.proving.emitted import EmittedInterpreter, symbol_sizes
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.interpreter import NoStepsError, check_time
-from rnn_lower.proving.operators import OutOfScopeError, WrongError, element_type
 from rnn_lower.proving.program import Program
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof
 from rnn_lower.proving.scalar_functions import arithmetic

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from rnn_lower.proving import scalar_functions
+from rnn_lower.proving.call import Call, DivisionByZeroError, Operator, OutOfScopeError
 from rnn_lower.proving.field import Array, Field
-from rnn_lower.proving.operators import Call, DivisionByZeroError, Operator, OutOfScopeError
 
 Reduce = Callable[[Field, Array, tuple[int, ...], bool], Array]
 """(field, x, axes, keepdims) -> array"""

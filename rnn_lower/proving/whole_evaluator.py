@@ -20,9 +20,10 @@ from rnn_lower.ir.traits import DATA_MOVEMENT, ELEMENTWISE, RANDOM
 from rnn_lower.ir.walk import subgraphs
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
+from rnn_lower.proving.call import OutOfScopeError, WrongError
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.integer_flow import IntegerFlow
-from rnn_lower.proving.operators import MOVED_BY_ONNX, OutOfScopeError, WrongError
+from rnn_lower.proving.movement import MOVED_BY_ONNX
 from rnn_lower.proving.whole_model import CASTS, ModelInterpreter
 from rnn_lower.proving.windows import SmallInputError
 from rnn_lower.transforms.evaluate import UNSURE, evaluate_node

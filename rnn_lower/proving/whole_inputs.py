@@ -10,9 +10,9 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.walk import Scope, constant, nodes
+from rnn_lower.proving.call import OutOfScopeError
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.model_inputs import required_inputs, symbol
-from rnn_lower.proving.operators import OutOfScopeError
 from rnn_lower.proving.whole_evaluator import COMPARE, TABLES
 from rnn_lower.transforms.evaluate import computed_constants
 

@@ -13,11 +13,11 @@ from rnn_lower.ir.walk import NODE_MARK, opset_of, recurrent_nodes, values
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proving import equations
+from rnn_lower.proving.call import OutOfScopeError, cast_type, known
 from rnn_lower.proving.constant_inputs import content
 from rnn_lower.proving.element_types import is_exact
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.interpreter import Graph, Interpreter, check_shape, check_time
-from rnn_lower.proving.operators import OutOfScopeError, cast_type, known
 from rnn_lower.proving.scalar_functions import arithmetic
 
 

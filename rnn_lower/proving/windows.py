@@ -11,8 +11,8 @@ import onnx_ir as ir
 from onnx import helper
 
 from rnn_lower.ir.walk import constant
+from rnn_lower.proving.call import Call, Operator, OutOfScopeError, WrongError
 from rnn_lower.proving.field import Array, Field
-from rnn_lower.proving.operators import Call, Operator, OutOfScopeError, WrongError
 from rnn_lower.proving.reductions import average, largest
 from rnn_lower.transforms.evaluate import evaluate
 

@@ -14,9 +14,9 @@ from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import constant
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving import float_run
+from rnn_lower.proving.call import OutOfScopeError
 from rnn_lower.proving.field import Array
 from rnn_lower.proving.old_operators import open_evaluator
-from rnn_lower.proving.operators import OutOfScopeError
 from rnn_lower.proving.whole_model import CASTS, ModelInterpreter
 from rnn_lower.streaming.chunked_runs import ChunkedRuns
 from rnn_lower.streaming.session import Feeds, StreamingSession

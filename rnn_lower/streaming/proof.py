@@ -19,11 +19,11 @@ from rnn_lower.driver.plan import inlined_document
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.walk import recurrent_nodes
 from rnn_lower.modelio.document import Document
+from rnn_lower.proving.call import OutOfScopeError, WrongError, known
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.interpreter import NoStepsError
 from rnn_lower.proving.model_inputs import fixed_sizes, overrides
 from rnn_lower.proving.new_faults import new_faults
-from rnn_lower.proving.operators import OutOfScopeError, WrongError, known
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, number_of
 from rnn_lower.proving.whole_model import ModelInterpreter, limits_of, shapes_of
 from rnn_lower.streaming.chunked_runs import ChunkedRuns, Trial, fixed_step
