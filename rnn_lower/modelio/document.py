@@ -76,6 +76,10 @@ class Document:
         if self.folder is None and any(map(protobuf.is_external, protobuf.tensors(self.proto))):
             raise RnnLowerError("the weights are in files whose folder is unknown; pass the path of the model")
 
+    def in_order(self) -> Document:
+        """The document with sorted nodes; see `changed`."""
+        return self if self._in_order else self.changed(lambda _: None)
+
     def changed(self, change: Callable[[ir.Model], None]) -> Document:
         """The model after a function that may change anything; parts that do not affect results may be lost.
 
@@ -108,6 +112,9 @@ class Document:
         for output in proto.graph.output:
             if output.name in inputs & declared.keys():  # a declaration that does not describe the input
                 output.CopyFrom(declared[output.name])
+        imports = {(entry.domain, entry.version): entry for entry in self.proto.opset_import}
+        for entry in proto.opset_import:  # in which an absent domain stays absent
+            entry.CopyFrom(imports.get((entry.domain, entry.version), entry))
         return Document(proto, self.folder)
 
     def fixed(self, sizes: Dims) -> Document:

@@ -83,7 +83,7 @@ def prove_whole(
 
     exact_sizes: also try sizes beyond every number that a node counts to or compares with; out of scope if large.
     """
-    documents = [Document(inlined(source.embedded())) for source in (before, after)]
+    documents = [Document(inlined(source.embedded())).in_order() for source in (before, after)]
     models = [document.model for document in documents]
     if changed := [*_interface(*models)]:
         return Proof((), tuple(changed), whole=True)

@@ -74,6 +74,16 @@ def test_a_loop_over_the_second_axis_is_raised():
     assert same(model, raised, X=rows(2, 5, 3))
 
 
+def test_a_default_domain_that_is_not_written_stays_so():
+    model = model_of("float[N,T,3] X", "s = Shape (X) t = Gather (s, u) " + STATE.replace("AXIS", "z"), axis=1)
+    model.opset_import[0].ClearField("domain")
+    raised = rnn_lower.raise_loops(model)
+    assert recurrent(raised) == ["RNN"]
+    assert list(raised.opset_import) == list(model.opset_import)
+    assert rnn_lower.prove(model, raised).ok
+    assert rnn_lower.prove(model, rnn_lower.lower(model, raise_loops=True)).ok
+
+
 def test_what_comes_before_x_is_no_part_of_the_proof():
     """The sizes of states are those of the value that is transposed to X; a limit there is no length."""
     before = "low = Constant <value_float = -1000000000.0> () cut = Max (V, low) X = Transpose <perm = [1, 0, 2]> (cut)"
