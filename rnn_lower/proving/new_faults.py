@@ -62,9 +62,9 @@ def _invalid_node(document: Document) -> str:
 
 def _without_hidden_size(model: onnx.ModelProto) -> set[str]:
     """Recurrent nodes without the attribute hidden_size, by output: onnxruntime requires it, although ONNX does not."""
-    found = (node for holder in protobuf.holders(model) for node in holder.node if node.op_type in OP_TYPES)
+    own = (node for holder in protobuf.holders(model) for node in holder.node if node.domain in DEFAULT_DOMAINS)
     return {
-        name for node in found for name in node.output
+        name for node in own if node.op_type in OP_TYPES for name in node.output
         if name and not any(attribute.name == "hidden_size" for attribute in node.attribute)
     }  # fmt: skip
 

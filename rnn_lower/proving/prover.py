@@ -96,7 +96,7 @@ def _prove_whole(before: Document, after: Document, points: int, seed: int, dead
 
 def _prove_nodes(before: Document, after: Document, points: int, seed: int, deadline: float) -> Proof:
     """The proof of each replaced node, and of everything else field by field."""
-    changed = model_diff.only_recurrent_nodes_changed((before.proto, before.folder), (after.proto, after.folder))
+    changed = _changes_beside_nodes(before, after)
     proofs, tasks, graphs = _tasks(before, after, deadline)
     changed += _assign_unread(graphs, tasks)
     proofs += [prove_node(task, points, seed) for task in tasks]
@@ -112,10 +112,16 @@ def changes(original: Any, lowered: Any) -> list[str]:
         faults = new_faults(source, lowered_document)
         if rewrites_loops(before.model, after.model):  # which may change every node
             return [*model_diff.frame_changes((before.proto, before.folder), (after.proto, after.folder)), *faults]
-        before = _folded(source, after) if is_folded(after.proto) else before
-        changed = model_diff.only_recurrent_nodes_changed((before.proto, before.folder), (after.proto, after.folder))
+        changed = _changes_beside_nodes(before, after)
+        if changed and is_folded(after.proto):
+            changed = _changes_beside_nodes(_folded(source, after), after)
         is_proved = changed and _is_legalized(after) and _prove_whole(before, after, 1, 0, math.inf).ok
         return [*([] if is_proved else changed), *faults]
+
+
+def _changes_beside_nodes(before: Document, after: Document) -> list[str]:
+    """The differences between two models apart from their recurrent nodes."""
+    return model_diff.only_recurrent_nodes_changed((before.proto, before.folder), (after.proto, after.folder))
 
 
 def _is_same(folded: Document, before: Document) -> bool:

@@ -9,6 +9,7 @@ from onenode import Case, build
 from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
+from rnn_lower.proving import prover
 
 STEPS = [{}, {"fold": True}, {"form": "loop"}, {"opset": 18}, {"fold": True, "opset": 18}, {"fuse_directions": True}]
 
@@ -48,3 +49,10 @@ def test_nodes_that_an_earlier_step_lowered(options):
     node = next(node for node in changed.graph.node if node.op_type == "MatMul" and node.name.startswith("first"))
     node.input[:] = list(node.input)[::-1]
     assert not rnn_lower.prove(first, changed)
+
+
+@pytest.mark.parametrize("step", STEPS, ids=str)
+def test_nothing_else_changes_after_folding(step):
+    """A model that was folded before is not folded again to compare it."""
+    first = rnn_lower.lower(two_nodes(), select=lambda node: node.name == "first", fold=True)
+    assert not prover.changes(first, rnn_lower.lower(first, **step))
