@@ -388,7 +388,7 @@ def compare_whole(
 
     (whole, _), reports = files.open_model(model), list[Any]()
     if check:
-        arguments = (whole, result.source, result.source.proto, result.plan, runs, seed, rtol, atol, True)
+        arguments = (whole, result.source, result.source, result.plan, runs, seed, rtol, atol, True)
         reports.append(subprocess_run.run_guarded(model, None, checking.check_streaming, *arguments))
     if prove:
         reports.append(proof.prove_streaming(whole, result.source, result.plan, seed=seed, whole_is_new=True))

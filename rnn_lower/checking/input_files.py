@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +13,8 @@ import onnx_ir as ir
 from rnn_lower import untrusted
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.errors import RnnLowerError
+from rnn_lower.modelio.arrays import write_arrays
+from rnn_lower.modelio.files import write_bytes
 from rnn_lower.proving.model_inputs import required_inputs
 
 
@@ -38,7 +41,14 @@ def load_inputs(source: Mapping[str, Any] | str | os.PathLike[str], model: ir.Mo
     if missing:
         names, held = ", ".join(map(str, missing)), ", ".join(map(str, feeds)) or "nothing"
         raise RnnLowerError(f"the inputs contain arrays for {held}, but none for {names}; add the missing arrays")
-    return feeds
+    types = {str(value.name): value.dtype for value in model.graph.inputs}
+    return {name: _typed(array, types.get(name)) for name, array in feeds.items()}
+
+
+def _typed(array: np.ndarray, dtype: ir.DataType | None) -> np.ndarray:
+    """An array whose type numpy does not know, such as bfloat16, in the type of its input."""
+    is_raw = array.dtype.kind == "V" and dtype is not None and array.dtype.itemsize == dtype.numpy().itemsize
+    return array.view(dtype.numpy()) if is_raw and dtype is not None else array
 
 
 def check_counterexample(path: str | os.PathLike[str], inputs: Any) -> None:
@@ -52,8 +62,6 @@ def check_counterexample(path: str | os.PathLike[str], inputs: Any) -> None:
 
 def save_inputs(path: str | os.PathLike[str], feeds: Mapping[str, np.ndarray]) -> None:
     """Write inputs as an .npz file. Raises RnnLowerError if it cannot be written."""
-    try:
-        with open(path, "wb") as file:
-            np.savez(file, **feeds)  # type: ignore[arg-type]
-    except OSError as error:
-        raise RnnLowerError(f"{os.fspath(path)}: cannot be written: {error.strerror or error}") from None
+    content = io.BytesIO()
+    write_arrays(content, feeds)
+    write_bytes(content.getvalue(), path)

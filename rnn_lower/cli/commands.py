@@ -260,6 +260,8 @@ def _report(arguments: argparse.Namespace) -> int:
     output = arguments.output or ("node.svg" if arguments.svg else "report.html")
     if output.endswith(".onnx"):
         raise RnnLowerError(f"-o {output}: a report is not an ONNX model; use the extension .html, or .svg with --svg")
+    if os.path.isfile(output) and not _is_markup(output):
+        raise RnnLowerError(f"-o {output}: this file is not a report, so it is not replaced; choose another file")
     options = _options(arguments)
     require(arguments, "svg", ("node",))
     if arguments.svg:
@@ -276,6 +278,15 @@ def _report(arguments: argparse.Namespace) -> int:
     with _stdout_for_text(output, arguments):
         printing.print_reported(arguments, output, report)
     return DONE if report is None or report.ok else DIFFERENT
+
+
+def _is_markup(path: str) -> bool:
+    """Whether a file is empty or seems to be HTML or SVG."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(1) in (b"", b"<")
+    except OSError as error:
+        raise RnnLowerError(f"-o {path}: cannot be read: {error.strerror}") from None
 
 
 def _lint(arguments: argparse.Namespace) -> int:

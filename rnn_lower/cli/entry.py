@@ -65,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RnnLowerError as error:
         return _fail(BAD, f"error: {error}")
     except KeyboardInterrupt as error:
+        exec("")  # CPython ends the process by SIGINT if one arrived while `exec` ran a text, until it runs another
         return _fail(BAD, ", ".join(filter(None, ["interrupted", str(error)])))
     except OSError as error:  # errors of files are handled where they occur, so one without a name is about stdout
         if error.filename is not None:
@@ -73,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(BAD, f"error: cannot print the result: {error.strerror or error}")
     except Exception as error:
         if was_stopped(error):
+            exec("")
             return _fail(BAD, "interrupted")
         if os.environ.get("RNN_LOWER_TRACEBACK"):
             raise

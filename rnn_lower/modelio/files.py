@@ -231,19 +231,23 @@ def data_of(document: Document) -> frozenset[Inode]:
 
 
 def write_text(text: str, destination: str | os.PathLike[str]) -> None:
-    """Write a text file by one rename; "-" means standard output, devices and FIFOs are written to, links followed.
+    """Write a text file, like `write_bytes`; "-" means standard output."""
+    if name_of(destination) != "-":
+        write_bytes(text.encode("utf-8"), destination)
+    elif not to_stdout(text.encode("utf-8")):
+        sys.stdout.write(text)
+
+
+def write_bytes(content: bytes, destination: str | os.PathLike[str]) -> None:
+    """Write a file that is no model by one rename; devices and FIFOs are written to, links followed.
 
     Raises RnnLowerError when it cannot be written there.
     """
     message = name_of(destination)
-    if message == "-":
-        if not to_stdout(text.encode("utf-8")):
-            sys.stdout.write(text)
-        return
     try:
         with _prepared(checked_destination(destination, text=True)) as result:
             file = result.open(result.path)
-            file.write(text.encode("utf-8"))
+            file.write(content)
             sync(file)
             result.commit()
     except OSError as error:

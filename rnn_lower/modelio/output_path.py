@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 import sys
@@ -59,18 +58,12 @@ def is_binary(path: Path) -> bool:
 
 
 def _owner(path: Path, protected: Collection[Inode]) -> str | None:
-    """The model that has weights in a file: the model being read, or another model in the folder."""
+    """The model that has weights in a file: the model being read, or another one."""
     if inode_of(path) in protected:
         return "the model being read"
-    if path.suffix == ".onnx":
+    if path.suffix == ".onnx" and stale_files.is_model(path):  # the usual case, in which the search would take time
         return None
-    with contextlib.suppress(OSError):
-        for model in sorted(path.parent.glob("*.onnx")):
-            if model != path and stale_files.mentions(model, os.fsencode(path.name)):
-                paths = (path.parent / name for name in stale_files.data_names(model))
-                if any(os.path.realpath(data) == os.fspath(path) for data in paths):
-                    return str(model)
-    return None
+    return next(map(str, stale_files.owners(path)), None)
 
 
 def to_stdout(content: bytes) -> bool:

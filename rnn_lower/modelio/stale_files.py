@@ -38,6 +38,9 @@ NAME_BYTES = 255 - len(f"..{'0' * 16}{TMP}")
 SEARCHED = 1 << 28
 """The maximum size of other models to search for the name of a stale file; beyond it, the file is kept."""
 
+MOST_BYTES = 1 << 31
+"""The maximum size of a protobuf message."""
+
 _ODD = re.compile(r"[\\:]")
 
 Inode = tuple[int, int]
@@ -166,7 +169,7 @@ def _unmentioned(candidates: list[Path], own: Collection[Path]) -> list[Path]:
         return []
     folder = candidates[0].parent
     neighbours = [Path(entry.path) for entry in os.scandir(folder) if Path(entry.path) not in own]
-    links = {neighbour.resolve() for neighbour in neighbours if neighbour.is_symlink()}
+    links = {os.path.realpath(neighbour) for neighbour in neighbours if neighbour.is_symlink()}
     models = [neighbour for neighbour in neighbours if neighbour not in candidates and _may_be_model(neighbour)]
     if sum(model.stat().st_size for model in models) > SEARCHED:
         logger.warning(
@@ -178,12 +181,12 @@ def _unmentioned(candidates: list[Path], own: Collection[Path]) -> list[Path]:
             folder,
         )
         return []
-    contents = [model.read_bytes() for model in models]
-    return [
-        path
-        for path in candidates
-        if path.resolve() not in links and not any(name in content for content in contents for name in _spelled(path))
-    ]
+    try:
+        contents = [model.read_bytes() for model in models]
+    except OSError:  # a file that cannot be read may refer to any other
+        return []
+    unlinked = (path for path in candidates if os.path.realpath(path) not in links)
+    return [path for path in unlinked if not any(name in content for content in contents for name in _spelled(path))]
 
 
 def _spelled(path: Path) -> set[bytes]:
@@ -192,8 +195,8 @@ def _spelled(path: Path) -> set[bytes]:
 
 
 def _may_be_model(path: Path) -> bool:
-    suffixes = onnx.serialization.registry.get_format_from_file_extension
-    return path.is_file() and (path.suffix in ("", ".ort") or suffixes(path.suffix) is not None)
+    suffix, format_of = path.suffix.lower(), onnx.serialization.registry.get_format_from_file_extension
+    return path.is_file() and (suffix in ("", ".ort") or format_of(suffix) is not None)
 
 
 def data_names(path: Path) -> dict[str, None]:
@@ -206,7 +209,30 @@ def data_names(path: Path) -> dict[str, None]:
     return {entry.value: None for tensor in external for entry in tensor.external_data if entry.key == "location"}
 
 
-def mentions(path: Path, name: bytes) -> bool:
+def owners(path: Path) -> Iterator[Path]:
+    """The models that have weights in a file: external data lies in the folder of its model or below it."""
+    for folder in path.parents:
+        neighbours: list[Path] = []
+        with contextlib.suppress(OSError):  # it cannot be listed
+            neighbours = sorted(Path(entry.path) for entry in os.scandir(folder))
+        for model in neighbours:
+            with contextlib.suppress(OSError):  # it cannot be read
+                searched = model != path and _may_be_model(model) and model.stat().st_size < MOST_BYTES
+                searched = searched and (folder == path.parent or bool(model.suffix))
+                names = data_names(model) if searched and any(_mentions(model, s) for s in _spelled(path)) else {}
+                if os.fspath(path) in {os.path.realpath(folder / name) for name in names}:
+                    yield model
+
+
+def is_model(path: Path) -> bool:
+    """Whether a file contains a model."""
+    try:
+        return bool(onnx.load(path, load_external_data=False).HasField("graph"))
+    except Exception:  # the parsers of the formats may raise anything
+        return False
+
+
+def _mentions(path: Path, name: bytes) -> bool:
     """Whether a file contains a name; cheaper than parsing, and errs on the side of keeping files."""
     overlap = b""
     with open(path, "rb") as file:

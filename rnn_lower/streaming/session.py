@@ -14,7 +14,6 @@ import onnx_ir as ir
 from rnn_lower.checking.runners import open_onnxruntime
 from rnn_lower.errors import RnnLowerError, one_line, public
 from rnn_lower.ir import protobuf
-from rnn_lower.ir.walk import recurrent_nodes
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 from rnn_lower.shapes.sizes import GROWS
@@ -45,7 +44,6 @@ class StreamingSession:
         self._inputs = [str(value.name) for value in document.model.graph.inputs if not value.is_initializer()]
         self._batch = batch_size(document.proto.graph, self.plan.inputs)
         self._known = {str(value.name) for value in document.model.graph.inputs}
-        self._fused = next(recurrent_nodes(document.model), None) is not None
         self._run = run or _with_errors(open_onnxruntime(document, path))
         declared = {value.name: protobuf.dims_of(value) for value in document.proto.graph.input}
         self._resettable = next(iter(declared.get(str(self.plan.reset)) or ()), None)
@@ -167,8 +165,8 @@ class StreamingSession:
             raise RnnLowerError(
                 f"the number of frames in a chunk must be a multiple of {self.plan.every}, not {frames}"
             )
-        if self._fused and 0 in frames.values():
-            raise RnnLowerError("the chunk is empty, but onnxruntime's recurrent operators need at least one frame")
+        if 0 in frames.values():  # pools and convolutions would make frames of their states alone
+            raise RnnLowerError("the chunk is empty; pass at least one frame, or skip this call")
 
     def _check_rows(self, chunk: Feeds) -> None:
         """Raise RnnLowerError if the batch sizes of states and chunk differ, which could broadcast without an error."""

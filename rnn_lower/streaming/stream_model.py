@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -22,6 +21,7 @@ from rnn_lower.driver.lower_pass import Record, at_opset_of_target, lower_docume
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.ir.walk import opset_of, recurrent_nodes
 from rnn_lower.modelio import files, stale_files
+from rnn_lower.modelio.arrays import write_arrays
 from rnn_lower.modelio.document import Document
 from rnn_lower.modelio.output_path import checked_destination
 from rnn_lower.options import Dims, Options
@@ -158,6 +158,9 @@ def staged_states(destination: str | os.PathLike[str], plan: Plan) -> Iterator[C
         yield lambda commit: commit()
         return
     states_path = checked_destination(path.with_name(f"{path.name.removesuffix('.onnx')}.state.npz"), text=True)
+    model = _model_of(states_path)
+    if model is not None and model != path:
+        raise RnnLowerError(f"{states_path}: this file contains the initial states of {model}; choose another output")
     if states_path.exists() and not (states_path.is_file() and (_has_states(path) or _is_ours(states_path))):
         raise RnnLowerError(
             f"{states_path}: rnn_lower did not write this file, and the initial states would "
@@ -191,7 +194,7 @@ def staged_states(destination: str | os.PathLike[str], plan: Plan) -> Iterator[C
                 if locked:
                     stale_files.remove_unfinished(states_path)
             with stale_files.create_locked(staged) as file:
-                np.savez(file, **held)  # type: ignore[arg-type]
+                write_arrays(file, held)
                 _sign(file)
                 files.sync(file)
                 yield lambda commit: put(commit, file)
@@ -199,6 +202,13 @@ def staged_states(destination: str | os.PathLike[str], plan: Plan) -> Iterator[C
             raise RnnLowerError(f"{states_path}: cannot be written: {error.strerror or error}") from None
     finally:
         staged.unlink(missing_ok=True)
+
+
+def _model_of(states_path: Path) -> Path | None:
+    """The streaming model whose initial states a file contains, or None."""
+    name = states_path.name.removesuffix(".state.npz")
+    models = (states_path.with_name(f"{name}{suffix}") for suffix in (".onnx", ""))
+    return next((model for model in models if model.is_file() and _has_states(model)), None)
 
 
 def _is_ours(path: Path) -> bool:

@@ -250,3 +250,48 @@ def test_a_counterexample_replaces_no_file_of_another_kind(name, tmp_path, monke
     assert cli.main(["check", "in.onnx", "out.onnx", *options]) == cli.BAD
     assert f"{name}: " in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("dtype", [TensorProto.FLOAT, TensorProto.BFLOAT16, TensorProto.FLOAT16])
+@pytest.mark.parametrize("name", ["file", "allow_pickle", "x/y"])
+def test_counterexamples_of_any_name_and_type(name, dtype, tmp_path):
+    def add(number):
+        nodes = [
+            helper.make_node("Cast", [name], ["f"], to=TensorProto.FLOAT),
+            helper.make_node("Add", ["f", "n"], ["y"]),
+        ]
+        inputs = [helper.make_tensor_value_info(name, dtype, [2, 3])]
+        outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3])]
+        weights = [numpy_helper.from_array(np.float32(number), "n")]
+        graph = helper.make_graph(nodes, "g", inputs, outputs, weights)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+    path = tmp_path / "c.npz"
+    report = rnn_lower.check(add(0), add(1), counterexample=path)
+    assert (report.ok, report.counterexample) == (False, str(path))
+    assert not rnn_lower.check(add(0), add(1), inputs=path).ok
+
+
+def test_a_full_disk_keeps_the_old_counterexample(tmp_path, monkeypatch, capsys):
+    model, _ = build(Case("GRU", 17, T=4))
+    onnx.save(model, tmp_path / "a.onnx")
+    next(t for t in model.graph.initializer if t.name == "R").CopyFrom(
+        numpy_helper.from_array(np.ones((1, 12, 4), "f4"), "R")
+    )
+    onnx.save(model, tmp_path / "b.onnx")
+    path = tmp_path / "c.npz"
+    command = ["check", str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx"), "--counterexample", str(path)]
+    path.write_bytes(b"old")
+    path.chmod(0o444)
+    assert cli.main(command) == 2
+    assert "read-only" in capsys.readouterr().err
+    path.chmod(0o644)
+
+    def fail(file):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("rnn_lower.modelio.files.sync", fail)
+    assert cli.main(command) == 2
+    assert "No space left" in capsys.readouterr().err
+    assert path.read_bytes() == b"old"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.onnx", "b.onnx", "c.npz"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 from crash import every_line, soak
@@ -25,3 +27,18 @@ def test_killed_before_every_line_that_handles_files(number, stride, tmp_path):
     assert tally.counts["kills"] > 200 // stride
     assert tally.counts["old"]
     assert tally.counts["new"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_while_python_runs_a_text(number, tmp_path):
+    """As dataclasses do, which read the text of their methods; CPython then ends the process by SIGINT."""
+    script = f"""
+import sys
+from rnn_lower import api, cli
+api.inspect_file = lambda *_, **__: exec("import os, time; os.kill(os.getpid(), {int(number)}); time.sleep(9)")
+sys.exit(cli.main(["inspect", "m.onnx"]))
+"""
+    (tmp_path / "interrupted.py").write_text(script)
+    (tmp_path / "m.onnx").touch()
+    done = subprocess.run([sys.executable, "-m", "interrupted"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "rnn-lower: interrupted\n")

@@ -136,3 +136,58 @@ def test_the_proposed_target_goes_where_a_link_leads(tmp_path):
     write_text("new", tmp_path / "link.toml")
     assert (tmp_path / "link.toml").is_symlink()
     assert (tmp_path / "there.toml").read_text() == "new"
+
+
+@pytest.mark.parametrize(
+    ("model", "location", "output"),
+    [
+        ("other.pb", "w.bin", "w.bin"),
+        ("par.onnx", "sub/w.bin", "sub/w.bin"),
+        ("wo.onnx", "weights.onnx", "weights.onnx"),
+        ("up.ONNX", "up.data", "up.data"),
+        ("deep.onnx", "a/b/c/w.bin", "a/b/c/w.bin"),
+    ],
+)
+def test_weights_of_another_model_are_not_replaced(model, location, output, tmp_path, capsys):
+    (tmp_path / output).parent.mkdir(parents=True, exist_ok=True)
+    owner = saved(tmp_path / model, location)
+    before = (tmp_path / output).read_bytes()
+    onnx.save(build(CASE)[0], tmp_path / "in.onnx")
+    assert lower(tmp_path / "in.onnx", tmp_path / output) == 2
+    assert f"contains the weights of {owner}" in capsys.readouterr().err
+    assert cli.main(["report", str(tmp_path / "in.onnx"), "-o", str(tmp_path / output), "--runs", "1"]) == 2
+    assert (tmp_path / output).read_bytes() == before
+
+
+def test_a_report_replaces_no_model(tmp_path, capsys):
+    model = tmp_path / "m.pb"
+    model.write_bytes(build(CASE)[0].SerializeToString())
+    before = model.read_bytes()
+    assert cli.main(["report", str(model), "-o", str(model), "--runs", "1"]) == 2
+    assert "not a report" in capsys.readouterr().err
+    assert model.read_bytes() == before
+
+
+def test_links_in_circles_beside_stale_data(tmp_path):
+    source = saved(tmp_path / "m.onnx", "w.data")
+    assert lower(source, source) == 0
+    (tmp_path / "loop.onnx").symlink_to("loop.onnx")
+    assert lower(source, source) == 0
+    assert len(list(tmp_path.glob("m.onnx.*.data"))) == 1
+
+
+def test_a_neighbour_that_cannot_be_read_may_need_the_data(tmp_path, monkeypatch):
+    source = saved(tmp_path / "m.onnx", "w.data")
+    assert lower(source, source) == 0
+    secret = tmp_path / "secret.onnx"
+    secret.write_bytes(b"")
+    read = Path.read_bytes
+
+    def refuse(path):
+        if path == secret:
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert lower(source, source) == 0
+    assert len(list(tmp_path.glob("m.onnx.*.data"))) == 2

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from judge import close, run_onnxruntime
-from layers import Stack
+from layers import Stack, causal_conv, conv, lstm, pool, running_sum
 from onenode import Case, build
 from onnx import helper, numpy_helper
 from paths import ROOT
@@ -303,3 +303,24 @@ def test_a_stream_without_a_batch_axis_can_be_reset(packed):
         session.run({"x": x[:3]})
         session.reset(rows=[0])
         close([session.run({"x": x[3:]})["y"]], run_onnxruntime(model, {"x": x[3:]}))
+
+
+@pytest.mark.parametrize("layers", [(pool, lstm), (conv,), (lstm,), (causal_conv, running_sum)])
+def test_an_empty_chunk_is_refused(layers):
+    """A pool of stride 2 would make a frame of its state alone."""
+    s = Stack(np.random.default_rng(3))
+    for layer in layers:
+        layer(s)
+    model = s.model()
+    session = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="T", delay=True))
+    x = np.random.default_rng(0).uniform(-1, 1, (2, 12, 6)).astype(np.float32)
+    results = []
+    for start, end in ((0, 0), (0, 6), (6, 6), (6, 12), (12, 12)):
+        if start == end:
+            with pytest.raises(rnn_lower.RnnLowerError, match="the chunk is empty"):
+                session.run(x[:, start:end])
+        else:
+            results.append(session.run(x[:, start:end])["y"])
+    (wanted,) = run_onnxruntime(model, {"x": x})
+    got = np.concatenate(results, 1)
+    close([got], [wanted[:, : got.shape[1]]])

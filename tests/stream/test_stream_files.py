@@ -176,3 +176,16 @@ def test_a_folded_step_is_checked_and_proved(tmp_path):
     """Folding drops outputs of the recurrent node that nothing reads, so that it is not looked at alone."""
     command = ["stream", DENOISER, str(tmp_path / "out.onnx"), "--time", "time", "--step", "1", "--dim", "batch=1"]
     assert cli.main([*command, "--fold", "--check", "--prove"]) == cli.DONE
+
+
+@pytest.mark.parametrize("names", [("m.onnx", "m"), ("m", "m.onnx")])
+def test_states_of_another_model_are_not_replaced(names, tmp_path, capsys):
+    first, second = names
+    assert cli.main(["stream", DENOISER, "-o", str(tmp_path / first), "--time", "time", "-q"]) == 0
+    before = (tmp_path / "m.state.npz").read_bytes()
+    spotter = str(ROOT / "models" / "torch_keyword_spotter.onnx")
+    assert cli.main(["stream", spotter, "-o", str(tmp_path / second), "--time", "time", "-q"]) == 2
+    assert f"contains the initial states of {tmp_path / first}" in capsys.readouterr().err
+    assert (tmp_path / "m.state.npz").read_bytes() == before
+    assert not (tmp_path / second).exists()
+    assert cli.main(["stream", spotter, "-o", str(tmp_path / first), "--time", "time", "-q"]) == 0

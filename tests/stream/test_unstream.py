@@ -115,3 +115,10 @@ def test_runs_of_one_step(tmp_path, capsys):
 def test_is_refused(model, options, words):
     with pytest.raises(rnn_lower.RnnLowerError, match=words):
         rnn_lower.unstream(model(), **options)
+
+
+def test_weights_in_a_file(tmp_path, capsys):
+    chunks, whole = tmp_path / "chunks.onnx", tmp_path / "whole.onnx"
+    streaming = rnn_lower.stream(stack_of(lstm, causal_conv), axis="T")
+    onnx.save(streaming, chunks, save_as_external_data=True, location="chunks.data", size_threshold=0)
+    assert cli.main(["unstream", str(chunks), "-o", str(whole), "--check", "--prove"]) == 0, capsys.readouterr()

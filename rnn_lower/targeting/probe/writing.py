@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import math
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from rnn_lower.driver.lower_pass import lower_document
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError, UnsupportedError, public
 from rnn_lower.ir.walk import nodes as all_nodes
+from rnn_lower.modelio.arrays import write_arrays
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import Options
 from rnn_lower.targeting import Target, find_target
@@ -69,15 +71,15 @@ def write_kit(
     cannot be written.
     """
     root, chosen = Path(folder), _chosen(only)
-    if not limit > 0:
-        raise RnnLowerError(f"--limit is {limit:g}; it must be more than 0")
+    if not 0 < limit < math.inf:
+        raise RnnLowerError(f"--limit is {limit:g}; it must be a number above 0")
     try:
         if root.exists() and (not root.is_dir() or any(root.iterdir())):
             raise RnnLowerError(f"{root}: already exists and is not empty; choose a new or empty folder")
-        staging = Path(tempfile.mkdtemp(prefix=f".{root.name}.", dir=root.parent))
+        staging = root.with_name(f".{root.name}.{secrets.token_hex(8)}")
+        staging.mkdir()
         try:
             manifest = _write_all(staging, find_target(target), chosen, limit)
-            staging.chmod(0o755)  # mkdtemp restricts access to the owner
             os.replace(staging, root)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
@@ -146,7 +148,8 @@ def _lowered(model: onnx.ModelProto, form: str, target: Target) -> onnx.ModelPro
 def _save(root: Path, folder: str, values: Mapping[str, np.ndarray]) -> tuple[Tensor, ...]:
     """Save each array as FOLDER/NAME.npy, which any language can read, and all of them as FOLDER.npz."""
     (root / folder).mkdir()
-    np.savez(root / f"{folder}.npz", **values)  # type: ignore[arg-type]
+    with open(root / f"{folder}.npz", "wb") as archive:
+        write_arrays(archive, values)
     tensors = []
     for name, value in values.items():
         file = f"{folder}/{name}.npy"
