@@ -279,3 +279,20 @@ def test_a_manifest_is_not_trusted(tmp_path, capsys, change):
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert "manifest" in err
+
+
+def test_the_page_about_new_targets_shows_what_is_printed(tmp_path, monkeypatch, capsys):
+    page = (ROOT / "docs" / "new-target.md").read_text()
+    (tmp_path / "start.toml").write_text(page.split("<<'END'\n")[1].split("END\n")[0])
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["kit", "-o", "kit", "--target", "./start.toml", "--include", "RNN S*"]) == 0
+    capsys.readouterr()
+    command = f"{sys.executable} {ROOT / 'examples' / 'abacus.py'} {{model}} {{inputs}} {{outputs}}"
+    assert cli.main(["kit-report", "kit", "--run", command, "-o", "round1.toml"]) == 1
+    assert capsys.readouterr().out.endswith(page.split("```text\n")[1].split("```")[0])
+
+
+@pytest.mark.parametrize("limit", ["inf", "nan", "0", "-1"])
+def test_a_limit_that_limits_nothing(limit, tmp_path, capsys):
+    assert cli.main(["kit", "-o", str(tmp_path / "kit"), "--target", "portable", f"--limit={limit}"]) == 2
+    assert "must be a number above 0" in capsys.readouterr().err

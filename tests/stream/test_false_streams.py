@@ -235,3 +235,13 @@ def test_a_plan_that_is_too_long_to_compare(entries):
     model = stack_of(lstm)
     with pytest.raises(rnn_lower.RnnLowerError, match=r"at most 10000000 frames, 600 chunks late, are supported"):
         rnn_lower.prove_streaming(model, with_plan(rnn_lower.stream(model, axis="T"), **entries))
+
+
+@pytest.mark.parametrize("times", ["-5", str(10**30)])
+def test_a_plan_with_states_of_impossible_sizes(times):
+    stream = rnn_lower.stream(stack_of(lstm), axis="T")
+    states = json.loads(next(prop.value for prop in stream.metadata_props if prop.key == KEY))["states"]
+    for dim in states[0]["shape"]:
+        dim[0] = times if dim[1] else dim[0]
+    with pytest.raises(rnn_lower.RnnLowerError, match="is damaged"):
+        rnn_lower.StreamingSession(with_plan(stream, states=states))
