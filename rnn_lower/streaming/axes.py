@@ -185,7 +185,8 @@ def axes_of(document: Document, time: str) -> dict[str, int]:
     ]
     if not streams:
         raise RnnLowerError(
-            f"--time {time}: no input has a symbolic size or an axis of this name; symbolic sizes: {', '.join(free) or 'none'}"
+            f"--time {time}: no input has a symbolic size or an axis of this name; symbolic sizes: "
+            f"{', '.join(free) or 'none'}"
         )
     if len({name for name, _ in streams}) < len(streams):
         raise RnnLowerError(
