@@ -57,7 +57,7 @@ class StreamingSession:
         chunk: arrays by input name, or a single array if the model has one input apart from its states. The first chunk
         must also contain the states that the caller has to provide.
 
-        Raises RnnLowerError if inputs are missing, or if the number of frames is not a multiple of the strides.
+        Raises RnnLowerError if inputs are missing, or if the number of frames is 0 or not a multiple of the strides.
         """
         feeds = {name: np.asarray(array) for name, array in self._named(chunk).items()}
         begins = not self._state.keys() & {state.input for state in self.plan.states}

@@ -2010,7 +2010,7 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("session of no states", lambda: session(free, states={"h": "Y_h"}), "the argument 'states' maps 'h' to 'Y_h', but the model has no input 'h' or no output 'Y_h'")
     yield BadCall("chunk of another type", lambda: session(stream(free, axis="T")).run(np.zeros((1, 1, 3))), "the model does not run with this chunk: ")
     yield BadCall("chunk of strides", lambda: session(stream(strided(), axis="T")).run(np.zeros((1, 3, 6), np.float32)), "the number of frames in a chunk must be a multiple of 2")
-    yield BadCall("chunk of nothing", lambda: session(stream(free, axis="T", keep_native=True)).run(np.zeros((0, 1, 3), np.float32)), "the chunk is empty, but onnxruntime's recurrent operators need at least one frame")
+    yield BadCall("chunk of nothing", lambda: session(stream(free, axis="T", keep_native=True)).run(np.zeros((0, 1, 3), np.float32)), "the chunk is empty; pass at least one frame, or skip this call")
     yield BadCall("chunk lacks a state", lambda: session(stream(model_of("GRU", dynamic=True, optional=("initial_h",)), axis="T")).run(np.zeros((1, 1, 3), np.float32)), "the chunk has no array for initial_h; pass an array for every input")
     yield BadCall("chunk without names", lambda: session(stream(with_a_rate(), axis="T")).run(np.zeros((1, 1, 3), np.float32)), "inputs; pass a dict of arrays with the names X, sr")
     yield BadCall("state of another model", lambda: setattr(session(stream(free, axis="T")), "state", {"h": 1}), "the states of the model are node/h_in, not h")
