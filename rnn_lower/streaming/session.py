@@ -14,12 +14,17 @@ import onnx_ir as ir
 from rnn_lower.checking.runners import open_onnxruntime
 from rnn_lower.errors import RnnLowerError, one_line, public
 from rnn_lower.ir import protobuf
+from rnn_lower.ir.walk import nodes
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
+from rnn_lower.options import OP_TYPES, QUANTIZED
 from rnn_lower.shapes.sizes import GROWS
 from rnn_lower.streaming.plan import LAST, Plan, State, batch_size, is_batch, read_plan
 
 Feeds = dict[str, np.ndarray]
+
+NEED_FRAMES = {*OP_TYPES, QUANTIZED, "Scan", "Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool"}
+"""onnxruntime fails on an empty chunk, or a pool makes a frame of its state alone."""
 
 
 class StreamingSession:
@@ -44,6 +49,7 @@ class StreamingSession:
         self._inputs = [str(value.name) for value in document.model.graph.inputs if not value.is_initializer()]
         self._batch = batch_size(document.proto.graph, self.plan.inputs)
         self._known = {str(value.name) for value in document.model.graph.inputs}
+        self._needs_frames = any(node.op_type in NEED_FRAMES for node, _ in nodes(document.model))
         self._run = run or _with_errors(open_onnxruntime(document, path))
         declared = {value.name: protobuf.dims_of(value) for value in document.proto.graph.input}
         self._resettable = next(iter(declared.get(str(self.plan.reset)) or ()), None)
@@ -57,7 +63,8 @@ class StreamingSession:
         chunk: arrays by input name, or a single array if the model has one input apart from its states. The first chunk
         must also contain the states that the caller has to provide.
 
-        Raises RnnLowerError if inputs are missing, or if the number of frames is 0 or not a multiple of the strides.
+        Raises RnnLowerError if inputs are missing, if the number of frames is not a multiple of the strides, or if the
+        chunk is empty and the model contains Scans, convolutions, pools or recurrent operators.
         """
         feeds = {name: np.asarray(array) for name, array in self._named(chunk).items()}
         begins = not self._state.keys() & {state.input for state in self.plan.states}
@@ -165,7 +172,7 @@ class StreamingSession:
             raise RnnLowerError(
                 f"the number of frames in a chunk must be a multiple of {self.plan.every}, not {frames}"
             )
-        if 0 in frames.values():  # pools and convolutions would make frames of their states alone
+        if self._needs_frames and 0 in frames.values():
             raise RnnLowerError("the chunk is empty; pass at least one frame, or skip this call")
 
     def _check_rows(self, chunk: Feeds) -> None:

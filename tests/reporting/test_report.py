@@ -255,12 +255,12 @@ def test_json_holds_what_the_page_tells(tmp_path, capsys):
 
 def test_read_only_page_is_kept(tmp_path, capsys):
     path = tmp_path / "node.svg"
-    path.write_text("precious")
+    path.write_text("<svg>precious</svg>")
     path.chmod(stat.S_IRUSR)
     command = ["report", str(SPOTTER), "--svg", "--node", "/time/GRU", "-o", str(path)]
     assert cli.main(command) == cli.BAD
     assert "make it writable" in capsys.readouterr().err
-    assert path.read_text() == "precious"
+    assert path.read_text() == "<svg>precious</svg>"
 
 
 def test_what_is_missing_is_named(monkeypatch):
