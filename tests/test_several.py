@@ -111,6 +111,13 @@ def test_through_pipes(models):
     outside = run("inspect", "-", given=models[1].read_bytes())
     assert outside.returncode == 2
     assert b"-: the model has external weights, which cannot be read from a pipe" in outside.stderr
+    outside = run("lower", "-", models[0], "--out-dir", models[0].parent / "out", given=models[1].read_bytes())
+    assert outside.returncode == 2
+    assert outside.stderr.count(b"error: -: the model has external weights") == 1
+    assert not remaining(onnx.load(models[0].parent / "out" / models[0].name))
+    piped = run("lower", "-", models[0], "--out-dir", models[0].parent / "out", "--json", given=data)
+    assert [end["input"] for end in json.loads(piped.stdout)["files"]] == ["-", str(models[0])]
+    assert not remaining(onnx.load(models[0].parent / "out" / "stdin.onnx"))
     bad = run("inspect", "-", given=b"no model")
     assert bad.returncode == 2
     assert bad.stderr.startswith(b"rnn-lower: error: -: not an ONNX model")

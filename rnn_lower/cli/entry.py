@@ -10,17 +10,16 @@ import io
 import logging
 import logging.handlers
 import os
-import shutil
 import sys
-import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import BinaryIO, TextIO
 
 from rnn_lower.cli.arguments import BAD, DIFFERENT, DONE, UNFORESEEN, make_parser, one_value_each, resolve_files
 from rnn_lower.cli.commands import COMMANDS
 from rnn_lower.cli.lazy_imports import defer
 from rnn_lower.cli.printing import one_line
+from rnn_lower.cli.stdin import stdin_as_file
 from rnn_lower.errors import COMMAND_LINE, RnnLowerError, public
 from rnn_lower.signals import stopped_as_by_ctrl_c, was_stopped
 
@@ -57,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         stdout = sys.stdout if is_shown else open(os.devnull, "w")  # noqa: SIM115
         output = _UntilClosed(stdout, before=notes.flush)
         with stopped_as_by_ctrl_c(), contextlib.redirect_stdout(output):
-            with _stdin_as_file(arguments):
+            with stdin_as_file(arguments):
                 code = public(command)(arguments)
             sys.stdout.flush()
             notes.flush()
@@ -171,32 +170,3 @@ def _prints_result(arguments: argparse.Namespace) -> bool:
 def _fail(code: int, message: str) -> int:
     print(f"rnn-lower: {one_line(message)}", file=sys.stderr)
     return code
-
-
-@contextlib.contextmanager
-def _stdin_as_file(arguments: argparse.Namespace) -> Iterator[None]:
-    """Copy a model from stdin to a temporary file if its name is "-", because a model is read more than once."""
-    values = vars(arguments)
-    names = [name for name in ("model", "original", "lowered") if values.get(name) == "-"]
-    several = [] if "model" in values else values.get("models") or []
-    if len(names) + several.count("-") == 0:
-        yield
-        return
-    if len(names) + several.count("-") > 1:
-        raise RnnLowerError("-: only one model can be read from stdin; pass a file name for the other model")
-    with tempfile.TemporaryDirectory(prefix="rnn_lower_") as folder:
-        path = os.path.join(folder, "stdin.onnx")
-        with open(path, "wb") as file, contextlib.suppress(OSError):
-            if sys.stdin is not None and not sys.stdin.isatty():
-                shutil.copyfileobj(sys.stdin.buffer, file)
-        if not os.path.getsize(path):
-            raise RnnLowerError("-: nothing is piped into stdin; pass a file name")
-        values.update(dict.fromkeys(names, path))
-        several[:] = [path if model == "-" else model for model in several]
-        try:
-            yield
-        except RnnLowerError as error:
-            text = str(error).replace(path, "-")
-            if f"{folder}{os.sep}" in text:  # the temporary folder contains only the model
-                text = "-: the model has external weights, which cannot be read from a pipe; pass a file name"
-            raise type(error)(text) from None

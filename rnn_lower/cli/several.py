@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rnn_lower.cli import printing
 from rnn_lower.cli.arguments import BAD, Command
+from rnn_lower.cli.stdin import stdin_as_file
 from rnn_lower.errors import RnnLowerError
 
 
@@ -62,7 +63,7 @@ def _outputs(arguments: argparse.Namespace) -> list[str]:
     folder = Path(arguments.out_dir)
     used: dict[str, str] = {}
     for model in arguments.models:
-        output = str(folder / Path(model).name)
+        output = str(folder / ("stdin.onnx" if model == "-" else Path(model).name))
         if output in used:
             both = f"{used[output]} and {model} would both be written to {output}"
             raise RnnLowerError(f"{both}; lower one of them separately with -o OUT.onnx")
@@ -104,9 +105,9 @@ def _identity(path: str) -> object:
 
 
 def _run_one(work: Command, arguments: argparse.Namespace) -> End:
-    printed = io.StringIO()
+    printed, model = io.StringIO(), arguments.model
     try:
-        with contextlib.redirect_stdout(printed):
-            return End(arguments.model, work(arguments), printed.getvalue(), "")
+        with stdin_as_file(arguments), contextlib.redirect_stdout(printed):
+            return End(model, work(arguments), printed.getvalue(), "")
     except RnnLowerError as error:
-        return End(arguments.model, BAD, "", str(error))
+        return End(model, BAD, "", str(error))

@@ -1349,6 +1349,7 @@ def bad_kits() -> Iterator[Bad]:
 
     manifest, results = "manifest.json", ("--results", "FOLDER/results")
     yield Bad("kit over something", occupied, "already exists and is not empty; choose a new or empty folder", "kit")
+    yield Bad("kit to stdout", lambda folder: ["kit", "-o", "-", "--target", "portable"], "-: a kit is a folder, which stdout cannot take; name a folder", "-")
     yield Bad("kit in a missing folder", lambda folder: ["kit", "-o", str(folder / "no" / "kit"), "--target", "portable"], ": cannot be written: No such file or directory", "no/kit")
     yield Bad("kit of no feature", kit("--target", "portable", "--include", "RNN plane"), "--include RNN plane: no feature matches this pattern; similar: 'RNN plain'", "--include")
     yield Bad("kit without a limit", kit("--target", "portable", "--limit", "0"), "--limit is 0; it must be a number above 0", "--limit")

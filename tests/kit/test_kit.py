@@ -296,3 +296,13 @@ def test_the_page_about_new_targets_shows_what_is_printed(tmp_path, monkeypatch,
 def test_a_limit_that_limits_nothing(limit, tmp_path, capsys):
     assert cli.main(["kit", "-o", str(tmp_path / "kit"), "--target", "portable", f"--limit={limit}"]) == 2
     assert "must be a number above 0" in capsys.readouterr().err
+
+
+def test_a_kit_where_a_link_leads(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "later").symlink_to("made")
+    for name in ("link", "later"):
+        rnn_lower.write_kit(tmp_path / name, "portable", only=["RNN plain"])
+        assert (tmp_path / name).is_symlink()
+        assert (tmp_path / name / "manifest.json").is_file()

@@ -71,16 +71,19 @@ def write_kit(
     cannot be written.
     """
     root, chosen = Path(folder), _chosen(only)
+    if str(root) == "-":
+        raise RnnLowerError("-: a kit is a folder, which stdout cannot take; name a folder")
     if not 0 < limit < math.inf:
         raise RnnLowerError(f"--limit is {limit:g}; it must be a number above 0")
     try:
         if root.exists() and (not root.is_dir() or any(root.iterdir())):
             raise RnnLowerError(f"{root}: already exists and is not empty; choose a new or empty folder")
-        staging = root.with_name(f".{root.name}.{secrets.token_hex(8)}")
+        real = Path(os.path.realpath(root))
+        staging = real.with_name(f".{real.name}.{secrets.token_hex(8)}")
         staging.mkdir()
         try:
             manifest = _write_all(staging, find_target(target), chosen, limit)
-            os.replace(staging, root)
+            os.replace(staging, real)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
     except OSError as error:
