@@ -33,8 +33,9 @@ def test_killed_before_every_line_that_handles_files(number, stride, tmp_path):
 def test_interrupted_while_python_runs_a_text(number, tmp_path):
     """As dataclasses do, which read the text of their methods; CPython then ends the process by SIGINT."""
     script = f"""
-import sys
+import signal, sys
 from rnn_lower import api, cli
+signal.signal({int(number)}, signal.SIG_DFL)  # shells let background jobs ignore SIGINT
 api.inspect_file = lambda *_, **__: exec("import os, time; os.kill(os.getpid(), {int(number)}); time.sleep(9)")
 sys.exit(cli.main(["inspect", "m.onnx"]))
 """
