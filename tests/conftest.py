@@ -1,4 +1,4 @@
-"""Two tiers: what `pytest` runs, and with `-m soak` the rest of the large grids.
+"""Three tiers: what `pytest` runs, with `-m soak` more cases of the large grids, and with `-m grid` all the others.
 
 Helper modules are imported by name: `support/` is for all tests, `soak/` has what runs for as long as one likes.
 """
@@ -18,31 +18,38 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), *(str(HERE / name) for name in ("support", "soak", "runtimes", "stream", "reporting"))]
 
 
-CASES = 4
-"""Cases of one test function that run by default; the others are soak tests. Which ones, their names decide."""
+CASES, SOAK = 4, 16
+"""Cases of one test function that run by default and in the soak tier. Which ones, their names decide."""
 
 CHEAP = ("bad", "test_layout.py", "test_help.py", "test_json.py")
 """Files and folders whose cases take milliseconds: all of them run."""
 
 FEWER = {
-    "test_an_empty_sequence_does_not_end_the_process": 2, "test_examples": 5, "test_models_of_others": 1,
-    "test_killed_before_every_line_that_handles_files": 1, "test_mutants": 1,
-    "test_no_wrong_lowering_is_proved": 1, "test_nodes_anywhere": 2, "test_other_commands_refuse_it_too": 60,
-    "test_random_nodes_come_back": 2, "test_replaced_weights_are_seen_whatever_computes_the_lengths": 2,
-    "test_shared_models_agree": 2, "test_the_operators_own_cases": 2, "test_wrong_lowerings_are_caught": 1,
+    "test_an_empty_sequence_does_not_end_the_process": (2, 4), "test_any_size_is_lowered_or_advised_about": (4, 8),
+    "test_both_directions_in_one_scan": (4, 8), "test_every_target_is_right_on_onnxruntime_too": (4, 6),
+    "test_examples": (5, 16), "test_is_proved": (4, 8), "test_killed_before_every_line_that_handles_files": (1, 1),
+    "test_models_converted": (4, 8), "test_models_of_others": (1, 2), "test_mutants": (1, 4),
+    "test_no_wrong_lowering_is_proved": (1, 1), "test_nodes_anywhere": (2, 4),
+    "test_other_commands_refuse_it_too": (60, 200), "test_random_nodes_come_back": (0, 2),
+    "test_replaced_weights_are_seen_whatever_computes_the_lengths": (2, 16), "test_shared_models_agree": (2, 16),
+    "test_the_operators_own_cases": (2, 4), "test_wrong_lowerings_are_caught": (1, 0),
 }  # fmt: skip
-"""By test function that takes long: as many of its cases."""
+"""By test function that takes long: as many of its cases in these tiers."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     cases: dict[tuple[Path, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
-        cases[item.path, getattr(item, "originalname", item.name)].append(item)
+        if item.get_closest_marker("soak") is None and item.get_closest_marker("grid") is None:
+            cases[item.path, getattr(item, "originalname", item.name)].append(item)
     for (path, name), group in cases.items():
         cheap = set(path.relative_to(HERE).parts) & set(CHEAP)
-        count = FEWER.get(name, len(group) if cheap else CASES)
-        for item in sorted(group, key=lambda item: zlib.crc32(item.name.encode()))[count:]:
+        count, soak = FEWER.get(name, (len(group), 0) if cheap else (CASES, SOAK))
+        group.sort(key=lambda item: zlib.crc32(item.name.encode()))
+        for item in group[count : count + soak]:
             item.add_marker(pytest.mark.soak)
+        for item in group[count + soak :]:
+            item.add_marker(pytest.mark.grid)
 
 
 @pytest.fixture(scope="session")

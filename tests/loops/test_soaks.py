@@ -13,7 +13,7 @@ def test_a_random_loop_is_unrolled_or_refused(seed):
     assert found in ("proved", "refused") or found.startswith("no model")
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.soak) for first in range(8, 40, 8))])
+@pytest.mark.parametrize("first", [0, 8])
 def test_random_nodes_come_back(first):
     results = [soak_raising.back(seed) for seed in range(first, first + 8)]
     assert results.count("back") >= 7

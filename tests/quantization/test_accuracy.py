@@ -24,11 +24,14 @@ def digits(count, seed):
     return (held.images[part][:count] / 16).astype(np.float32), held.target[part][:count]
 
 
-CASES = [(op, task, 1000) for op in ("LSTM", "GRU", "RNN") for task in (example.shapes, digits, example.sines)]
-SLOW = [pytest.param(*case, id=f"{case[0]}-{case[1].__name__}", marks=pytest.mark.soak) for case in CASES]
+OPERATORS, TASKS = ("LSTM", "GRU", "RNN"), (example.shapes, digits, example.sines)
+CASES = [
+    pytest.param(op, task, 1000, id=f"{op}-{task.__name__}", marks=pytest.mark.soak if i == k else pytest.mark.grid)
+    for i, op in enumerate(OPERATORS) for k, task in enumerate(TASKS)
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("op", "task", "samples"), [pytest.param("LSTM", example.shapes, 200, id="few"), *SLOW])
+@pytest.mark.parametrize(("op", "task", "samples"), [pytest.param("LSTM", example.shapes, 200, id="few"), *CASES])
 def test_as_good_as_floats(op, task, samples, capsys):
     x, y = task(3000, 0)
     epochs = 30 if task is digits else 12 if op == "RNN" else 8
