@@ -3,8 +3,8 @@
     python benchmarks/runtimes.py [RUNTIME ...] [--seconds 0.4] [--docs docs]
 
 Runs of all forms of one layer take turns. A time is the least processor time of a run, which other processes on the
-machine disturb least. Every result is compared with the judge's. Writes docs/forms.json, of which
-tests/runtimes/matrix.py makes a section of docs/runtimes.md; runtimes can be measured one at a time.
+machine disturb least. Every result is compared with the judge's. Writes docs/forms.json, of which docs/tables.py
+makes a table of docs/speed.md; runtimes can be measured one at a time.
 """  # fmt: skip
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import platform
 import sys
 import tempfile
 import time
@@ -20,14 +21,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support"), str(ROOT / "tests" / "runtimes"), str(ROOT / "benchmarks")]
 
-from fastest import case_of  # noqa: E402
 from judge import expected  # noqa: E402
-from onenode import build  # noqa: E402
-from report import machine  # noqa: E402
+from onenode import OPTIONAL, Case, build  # noqa: E402
 from runners import version  # noqa: E402
 from timing import session  # noqa: E402
 
@@ -39,6 +39,20 @@ Feeds = Mapping[str, np.ndarray]
 Opened = Callable[[], list[np.ndarray]]
 LAYERS = [" ".join(map(str, one)) for one in itertools.product(("LSTM", "GRU"), (16, 64), (1, 8), (64, 256))]
 """Operator, T, N and H of each; as many inputs as units."""
+
+
+def case_of(layer: str) -> Case:
+    op, T, N, H = layer.split()
+    states = tuple(name for name in OPTIONAL[op] if name.startswith("initial"))
+    return Case(op, 17, T=int(T), N=int(N), I=int(H), H=int(H), optional=("B", *states))
+
+
+def machine() -> str:
+    """The processor and the versions that times depend on."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    processor = names[0] if names else platform.machine()
+    return f"{processor}, onnxruntime {ort.__version__}, Python {platform.python_version()}"
 
 
 def onnxruntime(path: str, feeds: Feeds) -> Opened:

@@ -22,7 +22,7 @@ def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.nd
 
 
 def spoil(graph: onnx.GraphProto) -> None:
-    """What is imaginary about this runtime."""
+    """Make the operators of this imaginary runtime fail or compute wrong values."""
     for node in graph.node:
         if node.op_type in ("Scan", "RNN", "GRU", "LSTM"):
             raise SystemExit(f"abacus: unknown operator {node.op_type}")

@@ -1,8 +1,8 @@
-"""Export an LSTM from torch, lower it in place in torch's ONNXProgram, with other tools at work before and after.
+"""Export an LSTM from torch, lower it in place in torch's ONNXProgram, and run other tools before and after.
 
     python examples/export_torch.py [--out lowered.onnx]
 
-Needs torch. Passes of onnx_ir and onnxscript's optimizer run around the lowering; onnxslim does where it is installed.
+Needs torch. Passes of onnx_ir and onnxscript's optimizer run around the lowering; so does onnxslim, if it is installed.
 """  # fmt: skip
 
 from __future__ import annotations
@@ -65,18 +65,18 @@ def main() -> None:
         program.save(paths["exported"])
         print("exported:", operators(onnx.load(paths["exported"])))
 
-        # In place, on the model of the program, which is saved as ever.
+        # In place, on the model of the program, which is then saved as usual.
         rnn_lower.lower(program)
         program.save(paths["lowered"])
 
-        # As one pass among others.
+        # As one of several passes.
         model = ir.load(paths["exported"])
         passes = ir.passes.Sequential(
             common.IdentityEliminationPass(), rnn_lower.LowerRecurrentPass(), common.RemoveUnusedNodesPass()
         )
         ir.save(passes(model).model, paths["passes"])
 
-        # Optimized before, and optimized and slimmed after.
+        # Optimized before lowering, and optimized and slimmed after it.
         model = ir.load(paths["exported"])
         onnxscript.optimizer.optimize(model)
         rnn_lower.lower(model)

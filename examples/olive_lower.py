@@ -1,4 +1,4 @@
-"""An Olive workflow that lowers: Olive knows a surgeon as soon as its class is there.
+"""Lower a model in an Olive workflow: Olive registers a surgeon when its class is defined.
 
     python examples/olive_lower.py models/torch_keyword_spotter.onnx --out lowered
 """  # fmt: skip
@@ -15,7 +15,7 @@ import rnn_lower
 
 
 class LowerRecurrent(Surgeon):
-    """{"surgeon": "LowerRecurrent"}, with the options of `rnn_lower.lower` that a configuration needs."""
+    """The surgeon {"surgeon": "LowerRecurrent"}, with the options of `rnn_lower.lower` that a workflow needs."""
 
     def __init__(self, form: str = "auto", target: str | None = None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Train a recurrent classifier and a forecaster, quantize them lowered in each form, and print accuracy and size.
+"""Train a recurrent classifier and a forecaster, lower and quantize them in each form, and print accuracy and size.
 
     python examples/quantize.py [--op LSTM]     needs torch; a minute
 
@@ -23,11 +23,11 @@ from onnxruntime.quantization import QuantType, quantize_dynamic, quantize_stati
 import rnn_lower
 
 GATES = {"GRU": [1, 0, 2], "LSTM": [0, 3, 1, 2], "RNN": [0]}
-"""Where ONNX finds its gates among those of torch."""
+"""The positions in torch of the gates in the order of ONNX."""
 
 
 def shapes(count: int, seed: int, size: int = 12) -> tuple[np.ndarray, np.ndarray]:
-    """Pictures [count, size, size] and which of ten shapes each is."""
+    """Pictures [count, size, size] and the class of each, one of ten shapes."""
     templates = np.random.default_rng(7).normal(size=(10, size, size))
     for axis in (1, 2):
         templates = (templates + np.roll(templates, 1, axis) + np.roll(templates, -1, axis)) / 2
@@ -46,7 +46,7 @@ def sines(count: int, seed: int, length: int = 20) -> tuple[np.ndarray, np.ndarr
 
 
 def train(op: str, x: np.ndarray, y: np.ndarray, hidden: int = 128, epochs: int = 8) -> onnx.ModelProto:
-    """A layer and a linear one on its last state. Labels are classes; else it is the mean square that gets less."""
+    """A recurrent layer and a linear layer on its last state, trained with cross-entropy or (floats) squares."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     classes = 10 if y.dtype.kind == "i" else 1
@@ -91,7 +91,7 @@ def as_onnx(op: str, layer: torch.nn.Module, head: torch.nn.Module, length: int)
 
 
 def score(model: onnx.ModelProto, x: np.ndarray, y: np.ndarray) -> float:
-    """Of 100: how many are classified right, or how much of the variance is foretold."""
+    """The percentage of correct classes, or of explained variance."""
     session = onnxruntime.InferenceSession(model.SerializeToString())
     found = np.concatenate([session.run(None, {"x": one[:, None]})[0] for one in x])
     if y.dtype.kind == "i":
@@ -102,7 +102,7 @@ def score(model: onnx.ModelProto, x: np.ndarray, y: np.ndarray) -> float:
 def static(
     lowered: onnx.ModelProto, inputs: dict[str, np.ndarray], tied: bool, *kept: str, **options: object
 ) -> onnx.ModelProto:  # fmt: skip
-    """By onnxruntime, with the overrides or without. kept: operators whose results stay in floats."""
+    """Quantized by onnxruntime, with or without the overrides. kept: operators whose results stay in floats."""
     overrides = rnn_lower.quantization_overrides(lowered, calibration=inputs) if tied else {}
     extra = {"TensorQuantOverrides": overrides, "OpTypesToExcludeOutputQuantization": list(kept)}
     with tempfile.TemporaryDirectory() as folder:
@@ -115,7 +115,7 @@ def static(
 
 
 def dynamic(lowered: onnx.ModelProto) -> onnx.ModelProto:
-    """By onnxruntime, bodies too."""
+    """Quantized dynamically by onnxruntime, including bodies."""
     with tempfile.TemporaryDirectory() as folder:
         source, destination = Path(folder, "float.onnx"), Path(folder, "int8.onnx")
         onnx.save(lowered, source)
@@ -124,7 +124,7 @@ def dynamic(lowered: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def variants(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> dict[str, onnx.ModelProto]:
-    """The model, and what each kind of quantization makes of it."""
+    """The model, and the result of each kind of quantization."""
     scan, unrolled = (rnn_lower.lower(model, form=form) for form in ("scan", "unroll"))
     products, wide = {"op_types_to_quantize": ["MatMul"]}, {"activation_type": QuantType.QUInt16}
     return {

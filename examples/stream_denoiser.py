@@ -1,8 +1,8 @@
-"""Stream a generated signal through a model, a few frames at a time, beside one run over the whole of it.
+"""Stream a generated signal through a model, a few frames at a time, and compare with one run over the whole signal.
 
     python examples/stream_denoiser.py [--frames 5] [--plot out.png]
 
-Prints how far the two are apart; with --plot (needs matplotlib) draws both over time.
+Prints the largest difference; --plot (needs matplotlib) draws both results over time.
 """  # fmt: skip
 
 import argparse

@@ -1,9 +1,9 @@
-"""An int8 TensorFlow Lite model of an ONNX model of fixed sizes, without an operator in floats, by onnx2tf.
+"""Convert an ONNX model of fixed sizes to an int8 TensorFlow Lite model without float operators, with onnx2tf.
 
     python examples/tflite.py lowered.onnx samples.npz int8.tflite
 
-samples.npz: for each input an array of samples along one more axis in front, by which ranges are chosen. What the
-first sample gives is compared with onnxruntime. Needs onnx2tf and what it requires, in a Python of its own.
+samples.npz: for each input, an array of samples with an additional first axis, from which the ranges are chosen. The
+outputs for the first sample are compared with onnxruntime's. Needs a separate Python with onnx2tf.
 """  # fmt: skip
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import onnx2tf
 import onnxruntime
-import tensorflow as tf
 
 
 def convert(source: Path, samples: dict[str, np.ndarray]) -> bytes:
-    """TFLITE_BUILTINS_INT8 alone makes an error of an operator that would stay in floats."""
+    """The converted model; with TFLITE_BUILTINS_INT8 alone, an operator that would stay in floats is an error."""
+    import onnx2tf  # slow to import, like tensorflow
+    import tensorflow as tf
+
     count = len(next(iter(samples.values())))
     with tempfile.TemporaryDirectory() as folder:
         onnx2tf.convert(
@@ -34,13 +35,15 @@ def convert(source: Path, samples: dict[str, np.ndarray]) -> bytes:
         converter.inference_input_type = converter.inference_output_type = tf.int8
         try:
             return bytes(converter.convert())
-        except RuntimeError:  # of a bidirectional RNN with Y and Y_h, whose scales the newer quantizer mixes up
+        except RuntimeError:  # the newer quantizer confuses the scales of a bidirectional RNN with Y and Y_h
             converter.experimental_new_quantizer = False
             return bytes(converter.convert())
 
 
 def run(model: bytes, feeds: dict[str, np.ndarray]) -> tuple[list[np.ndarray], collections.Counter[str], list[str]]:
-    """The outputs in the order of the ONNX model, how often each operator is there, and those with a float tensor."""
+    """The outputs in the order of the ONNX model, the number of each operator, and operators with a float tensor."""
+    import tensorflow as tf
+
     without = tf.lite.experimental.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
     interpreter = tf.lite.Interpreter(model_content=model, experimental_op_resolver_type=without)
     interpreter.allocate_tensors()

@@ -29,6 +29,21 @@ def example(name: str, *arguments: object, cwd: Path) -> str:
     return done.stdout
 
 
+SCRIPTS = [path for folder in ("benchmarks", "docs", "tests/soak") for path in sorted((ROOT / folder).glob("*.py"))]
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in SCRIPTS if "__main__" in path.read_text()], ids=lambda path: path.name
+)
+def test_a_script_starts(path, tmp_path):
+    for extra in ("matplotlib", "torch", "psutil"):
+        if f"import {extra}" in path.read_text() and importlib.util.find_spec(extra) is None:
+            pytest.skip(f"{extra} is not installed")
+    done = subprocess.run([sys.executable, path, "--help"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage:")
+
+
 @pytest.mark.soak
 def test_export_torch(tmp_path):
     pytest.importorskip("torch")
