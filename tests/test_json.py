@@ -69,6 +69,7 @@ COMMANDS: dict[str, tuple[str, list[str], int]] = {
     "lint": ("lint", ["lint", SPOTTER, "--target", "dla"], 1),
     "targets": ("targets", ["targets"], 0),
     "one target": ("targets", ["targets", "dla"], 0),
+    "kit": ("kit", ["kit", "-o", "OUT", "--target", "onnx-reference", "--include", "RNN Elu"], 0),
     "kit report": ("kit-report", ["kit-report", "KIT", "--results", "RESULTS"], 0),
     "report": ("report", ["report", SPOTTER, "-o", "OUT", "--runs", "1"], 0),
     "drawing": ("drawing", ["report", DENOISER, "-o", "OUT", "--svg"], 0),

@@ -194,10 +194,10 @@ def gather(model: Any, options: Options, ask: CheckOptions) -> Report:
         drawings = [_drawings(group[0]) for group in _equal_records(records)]
         _written(ready, lowered, remaining.dims)
         over_time = _run_guarded(path, steps.by_time_step, original, lowered, ask.inputs, ask.seed)
-        inputs = ask.inputs if isinstance(over_time, str) else over_time.inputs  # the same as in the plots
         check = _run_guarded(
-            path, checker.compare_models, original, lowered, inputs, ask.runs, ask.seed, ask.rtol, ask.atol, exact=True
-        )
+            path, checker.compare_models, original, lowered, ask.inputs, ask.runs, ask.seed, ask.rtol, ask.atol,
+            exact=True,
+        )  # fmt: skip
         proof = _or_reason(lambda: prover.prove_models(original, lowered, 2, ask.seed))
         after = files.load(lowered)
         native, size = tuple(read_nodes(after.model, after.shape_info)), count(after.proto)  # its data is temporary

@@ -42,14 +42,10 @@ class Steps:
 
 @dataclasses.dataclass(frozen=True)
 class OverTime:
-    """nodes: recurrent nodes of the main graph, by name and path.  outputs: model outputs with a time axis.
-
-    inputs: the inputs of the runs.
-    """
+    """nodes: recurrent nodes of the main graph, by name and path.  outputs: model outputs with a time axis."""
 
     nodes: Mapping[tuple[str, str], Steps]
     outputs: tuple[Steps, ...]
-    inputs: Feeds
 
 
 def by_time_step(original: Path, lowered: Path, inputs: Any = None, seed: int = 0) -> OverTime:
@@ -57,7 +53,7 @@ def by_time_step(original: Path, lowered: Path, inputs: Any = None, seed: int = 
     before, after = files.load(original), files.load(lowered)
     nodes = [node for node in ModelPair(before, after).nodes if node.path == "main graph" and "Y" in node.outputs]
     pair = ModelPair(_with_outputs(before, nodes), _with_outputs(after, nodes))
-    feeds, expected, actual = pair.run(_candidates(pair, after, inputs, seed))
+    _, expected, actual = pair.run(_candidates(pair, after, inputs, seed))
     compared = {
         name: (wanted, got) for name, wanted, got in zip(pair.output_names, expected, actual, strict=True)
         if isinstance(wanted, np.ndarray)
@@ -69,7 +65,7 @@ def by_time_step(original: Path, lowered: Path, inputs: Any = None, seed: int = 
     outputs = (
         _steps(name, *compared[name], axis) for name, axis in _time_axes(before, nodes).items() if name in compared
     )
-    return OverTime(of_nodes, tuple(outputs), feeds)
+    return OverTime(of_nodes, tuple(outputs))
 
 
 def _candidates(pair: ModelPair, lowered: Document, inputs: Any, seed: int) -> Iterator[Feeds]:

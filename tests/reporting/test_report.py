@@ -253,6 +253,10 @@ def test_json_holds_what_the_page_tells(tmp_path, capsys):
     assert told["prove"]["ok"]
 
 
+def test_as_many_runs_as_requested():
+    assert [rnn_lower.report(SPOTTER, runs=runs).check.runs for runs in (1, 2)] == [1, 2]
+
+
 def test_read_only_page_is_kept(tmp_path, capsys):
     path = tmp_path / "node.svg"
     path.write_text("<svg>precious</svg>")
