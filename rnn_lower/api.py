@@ -153,9 +153,9 @@ def stream(
     next run as inputs, as `rnn_lower.StreamingSession` does. The original model stays unchanged.
 
     axis: the axis of the stream, as the name of a symbolic size or as INPUT[AXIS]; for several inputs, separate the
-        axes with commas. It is not needed if there is only one symbolic size.
-    step: the only length of chunks; the recurrent nodes are unrolled.  keep_native: do not lower the recurrent nodes,
-        or, with a target, keep those that the target runs correctly.
+        axes with commas. It is not needed if the model can be streamed over only one axis.
+    step: the only length of chunks; with form "auto", the recurrent nodes are unrolled.
+    keep_native: do not lower the recurrent nodes, or, with a target, keep those that the target runs correctly.
     set_inputs: values, by name, for inputs that become constants; branches that depend on them are folded.
     reset: add an input `reset`, bool [batch], which resets rows to their initial states.
     delay: also accept right padding: the outputs are delayed, and their last frames follow when the stream continues.
@@ -176,7 +176,8 @@ def stream(
     chosen = _of_stream(options)
 
     def result() -> onnx.ModelProto:
-        streamed = stream_model.make(document, requested, chosen)
+        raised, remaining = _raised(document, chosen)
+        streamed = stream_model.make(raised, requested, remaining)
         return _whole(streamed.document, streamed.dims)
 
     return _naming_file(path, result)
@@ -207,7 +208,8 @@ def stream_file(
     chosen = _of_stream(options)
 
     def work() -> StreamResult:
-        result = stream_model.make(document, requested, chosen)
+        raised, remaining = _raised(document, chosen)
+        result = stream_model.make(raised, requested, remaining)
         with (
             files.staged(
                 result.document, destination, progress, result.dims, _data_of_source(document, source, destination)
@@ -590,11 +592,11 @@ def report(
     runs: int = 3, seed: int = 0, rtol: float = RTOL, atol: float = ATOL,
     **options: Unpack[Keywords],
 ) -> Report:  # fmt: skip
-    """Report how the recurrent nodes of a model are lowered, checked and proved, and the cost; `.html` is a page.
+    """Report how the recurrent nodes of a model are lowered, checked and proved; `.html` is a page.
 
     The model is lowered with the options of `lower`, compared (`inputs` to `atol` have the same meaning as for
-    `check`), proved, run on onnxruntime with its profiler, and lowered for each target; it stays unchanged. The page
-    contains drawings as SVG and loads no other files. Drawing needs the packages of the extra `report`.
+    `check`), proved, and lowered for each target; it stays unchanged. The page contains drawings as SVG and loads no
+    other files. Drawing needs the packages of the extra `report`.
 
     Raises the errors of `lower`, and RnnLowerError if these packages are missing.
     """

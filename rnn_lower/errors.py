@@ -93,7 +93,7 @@ def for_python(text: str) -> str:
         return f"{_name(found[1])}={value}"
 
     text = re.sub(rf"{_DIM}(?: {_DIM})*", dims, text)
-    text = re.sub(r"--state (\w+)=(\w+)", r'states={"\1": "\2"}', text)
+    text = re.sub(r"--state ([^\s=]+)=([\w./:]*\w)", r'states={"\1": "\2"}', text)
     text = re.sub(rf"--({_VALUED}) ([\w.@/\[\]']+)", valued, text)
     return re.sub(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)", lambda found: _name(found[1]), text)
 

@@ -47,11 +47,13 @@ class Options:
     op_types: Sequence[str] | str = _option(OP_TYPES, "lower only these operators")
     select: Select | None = _option(None, "a function that takes a RecurrentNode and returns whether to lower the node")
     opset: int | None = _option(
-        None, "convert the whole model to this opset (default: the nearest opset that the target supports)"
+        None,
+        "convert the whole model to this opset (default: the model's opset or, if the target does not support it, the "
+        "nearest one that it does)",
     )
     dims: Dims | None = _option(
         None,
-        "before lowering, set a symbolic size, or the size of an axis INPUT[AXIS]; accepts several NAME=SIZE pairs",
+        "first set a symbolic size, or the size of an axis INPUT[AXIS]; accepts several NAME=SIZE pairs",
     )
     fold: bool = _option(
         False,
@@ -71,8 +73,8 @@ class Options:
     fuse_directions: bool = _option(
         False,
         (
-            "compute both directions of a small node in one loop; a NaN in one direction then also "
-            "affects the results of the other direction"
+            "compute both directions of a node in one loop, if it has at most 64 hidden units and no sequence_lens; a "
+            "NaN in one direction then also affects the results of the other direction"
         ),
     )
     loops: bool = _option(
@@ -88,7 +90,8 @@ class Options:
         False, "convert the weights of DynamicQuantizeLSTM nodes to floats and compute in floats"
     )
     max_nodes: int = _option(
-        200_000, "maximum number of emitted nodes, a guard against accidentally unrolling long sequences"
+        200_000,
+        "maximum number of emitted nodes, a guard against accidentally unrolling long sequences (default 200000)",
     )
 
     def __post_init__(self) -> None:

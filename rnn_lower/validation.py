@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import NoneType
 from typing import Any
 
-from rnn_lower.errors import RnnLowerError
+from rnn_lower.errors import COMMAND_LINE, RnnLowerError
 
 LIMITS: Mapping[str, tuple[type, float, float]] = {
     "max_nodes": (int, 0, math.inf),
@@ -31,7 +31,8 @@ LONGEST = {int: 10_000, float: 1000}
 def check_numbers(**numbers: Any) -> None:
     """Raise RnnLowerError for an argument of the wrong type or out of its range."""
     for name, number in numbers.items():
-        check_number(name, number, *LIMITS[name])
+        flag = f"--{name.replace('_', '-')}"
+        check_number(flag if COMMAND_LINE.get() else name, number, *LIMITS[name])
 
 
 def check_number(name: str, number: Any, kind: type = int, least: float = -math.inf, most: float = math.inf) -> None:

@@ -21,7 +21,7 @@ from rnn_lower.modelio import files
 from rnn_lower.proving.model_inputs import required_inputs
 from rnn_lower.proving.old_operators import FIRST_TODAY
 from rnn_lower.proving.report import Proof
-from rnn_lower.shapes.shape_info import plain_dim
+from rnn_lower.shapes.declared import can_agree, declaration
 from rnn_lower.transforms.fold import dead_nodes, is_folded
 
 INSTEAD = "use --prove, which needs no runtime"
@@ -48,6 +48,12 @@ class ModelPair:
         if self.output_names != lowered_names:
             text = f"the models have different outputs: {self.output_names} and {lowered_names}"
             raise RnnLowerError(f"{_named(self._lowered_path)}{text}")
+        inputs = {value.name: value for value in self.original.model.graph.inputs}
+        for value in self.lowered.model.graph.inputs:
+            if value.name in inputs and not can_agree(inputs[value.name], value):
+                both = f"{declaration(inputs[value.name])} and {declaration(value)}"
+                text = f"the models have different inputs: '{value.name}' is {both}"
+                raise RnnLowerError(f"{_named(self._lowered_path)}{text}")
         try:
             original, self.nodes = read_document(self.original)
         except RnnLowerError as error:
@@ -96,7 +102,7 @@ class ModelPair:
         if self._refused and "Issues with types" in error:  # about the operator, not about the inputs
             text = f"{ORT} cannot load the original model ({self._refused})"
             return f"{text}, nor can onnx's evaluator run it; use `rnn-lower prove`, which runs neither model"
-        wanted = "; ".join(map(_declaration, required_inputs(self.original.model)))
+        wanted = "; ".join(f"{value.name}: {declaration(value)}" for value in required_inputs(self.original.model))
         text = f"the original model does not run with these inputs: {error}; provide other inputs"
         return f"{text} (--inputs X.npz with {wanted})"
 
@@ -199,19 +205,6 @@ def _unknown_operator(error: Exception) -> str:
 
 def _results(node: ir.Node) -> tuple[str, ...]:
     return tuple(str(value.name) for value in node.outputs if value.name)
-
-
-def _declaration(value: ir.Value) -> str:
-    """The name, type and shape of an input, for printing."""
-    if not isinstance(value.type, ir.TensorType):
-        return f"{value.name}: not a tensor"
-    shape = " of any shape" if value.shape is None else f"[{', '.join(_shown(dim) for dim in value.shape)}]"
-    return f"{value.name}: {value.type.dtype.name.lower()}{shape}"
-
-
-def _shown(dim: int | ir.SymbolicDim) -> str:
-    known = plain_dim(dim)
-    return "?" if known is None else str(known)
 
 
 def _named(path: str | None) -> str:

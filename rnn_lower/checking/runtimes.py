@@ -189,7 +189,9 @@ def open_runtime(name: str, document: Document) -> runners.Run:
         raise RnnLowerError(f"--on {name}: models can be run only on {', '.join(RUNNERS)}")
     why = missing(name)
     if why is not None:
-        raise RnnLowerError(f"--on {name}: {why}; pip install {RUNNERS[name][0]}")
+        package, _, line = f"{RUNNERS[name][0]}@{name.partition('@')[2]}".partition("@")
+        wanted = f"'{package}=={line}.*'" if line[:1].isdigit() else package
+        raise RnnLowerError(f"--on {name}: {why}; pip install {wanted}")
 
     def run(feeds: Feeds) -> list[Any]:
         model = document.embedded()

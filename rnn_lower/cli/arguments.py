@@ -13,6 +13,7 @@ import rnn_lower
 from rnn_lower import untrusted
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.options import ATOL, FORMS, RTOL, Dims, Options
+from rnn_lower.validation import LIMITS, check_numbers
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -55,17 +56,19 @@ USAGE = {
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
         slip = re.match(r"unrecognized arguments: (--[\w-]+)", message)
-        near = difflib.get_close_matches(slip[1], self._flags(), 1) if slip else []
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = self._hint(slip[1]) if slip else ""
         if re.fullmatch(r"unrecognized arguments: [^-]\S*\.onnx", message):
             hint = "; name the output directly after the input, before any option, or use -o OUT.onnx"
         self.exit(BAD, f"{self.prog}: error: {message}{hint}\n")
 
-    def _flags(self) -> set[str]:
-        """The flags of all commands: the main parser reports arguments that a command does not know."""
+    def _hint(self, flag: str) -> str:
+        """Where a flag is known, or a similar flag: the main parser reports arguments that a command does not know."""
         choices = (action.choices for action in self._actions if isinstance(action.choices, dict))
-        commands = [command for each in choices for command in each.values()]
-        return {flag for parser in (self, *commands) for flag in parser._option_string_actions}
+        commands = {name: parser._option_string_actions for each in choices for name, parser in each.items()}
+        if known := [name for name, flags in commands.items() if flag in flags]:
+            return f"; only rnn-lower {', '.join(known)} {'has' if len(known) == 1 else 'have'} this option"
+        near = difflib.get_close_matches(flag, {flag for flags in commands.values() for flag in flags}, 1)
+        return f"; did you mean {near[0]}?" if near else ""
 
 
 def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
@@ -280,7 +283,10 @@ def _stream_arguments(parser: argparse.ArgumentParser) -> None:
         "--time", metavar="NAME", help="the axis of the stream: the name of its symbolic size, or INPUT[AXIS]"
     )
     parser.add_argument(
-        "--step", type=int, metavar="K", help="set the chunk length to K frames, and unroll the steps of a chunk"
+        "--step",
+        type=int,
+        metavar="K",
+        help="set the chunk length to K frames and, unless --form is given, unroll the steps of a chunk",
     )
     parser.add_argument(
         "--keep-native",
@@ -309,6 +315,8 @@ def _stream_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="if nodes need future frames, delay the outputs by the number of frames they need",
     )
+    _option(parser, "--raise-loops", "raise_loops", action="store_true")
+    _option(parser, "--legalize-all", "legalize_all", action="store_true")
     _sizes_and_limits(parser)
     _check_and_prove(
         parser,
@@ -382,7 +390,7 @@ def _counterexample(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--counterexample",
         metavar="X.npz",
-        help="if the models differ, write to this file inputs for which they differ",
+        help="write to this file inputs for which the outputs differ, if there are any",
     )
 
 
@@ -416,11 +424,12 @@ def comparison(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def require(arguments: argparse.Namespace, flag: str, names: Iterable[str]) -> None:
-    """Raise RnnLowerError for an argument that has no effect without `flag`, if the flag is not set."""
+    """Raise RnnLowerError for an argument that has no effect without `flag`, and for a number out of its range."""
     if not getattr(arguments, flag):
         for name in names:
             if getattr(arguments, name) is not None:
                 raise RnnLowerError(f"--{name} needs --{flag}")
+    check_numbers(**{name: value for name in LIMITS if (value := getattr(arguments, name, None)) is not None})
 
 
 def one_value_each(argv: Sequence[str]) -> list[str]:
@@ -471,6 +480,16 @@ def fixed_inputs(texts: Sequence[str]) -> dict[str, Any]:
         if not equals or not name:
             raise RnnLowerError(f"--set {text}: write INPUT=VALUE, e.g. --set sr=16000 or --set speed=[0.5,1]")
     return fixed
+
+
+def named_states(texts: Sequence[str]) -> dict[str, str]:
+    states = dict[str, str]()
+    for text in texts:
+        name, equals, output = text.partition("=")
+        if not equals or not name or not output:
+            raise RnnLowerError(f"--state {text}: write INPUT=OUTPUT, e.g. --state h=new_h")
+        states[name] = output
+    return states
 
 
 def sizes(texts: Sequence[str], shapes: Sequence[str]) -> Dims:

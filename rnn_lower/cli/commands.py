@@ -14,7 +14,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rnn_lower.cli import printing
-from rnn_lower.cli.arguments import COMPARISON, DIFFERENT, DONE, Command, comparison, fixed_inputs, require, sizes
+from rnn_lower.cli.arguments import (
+    COMPARISON,
+    DIFFERENT,
+    DONE,
+    Command,
+    comparison,
+    fixed_inputs,
+    named_states,
+    require,
+    sizes,
+)
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.options import OP_TYPES, Dims, Options
 
@@ -206,10 +216,8 @@ def _unstream(arguments: argparse.Namespace) -> int:
             reports.extend(api.compare_whole(result, path, arguments.check, arguments.prove, **comparison(arguments)))
         return all(report.ok for report in reports)
 
-    states = dict(text.partition("=")[::2] for text in arguments.states or ())
-    result = api.unstream_file(
-        arguments.model, arguments.output, states=states or None, axis=arguments.time, accept=accept
-    )
+    states = named_states(arguments.states or ()) or None
+    result = api.unstream_file(arguments.model, arguments.output, states=states, axis=arguments.time, accept=accept)
     written = arguments.output if all(report.ok for report in reports) else None
     with _stdout_for_text(written, arguments):
         printing.print_whole(arguments, written, result, reports)

@@ -194,22 +194,31 @@ def print_streamed(
         for s in plan.states
     ]
     if arguments.json:
-        chunks = {"every": plan.every, "inputs": dict(plan.inputs), "outputs": dict(plan.outputs)}
+        chunks = {
+            "every": plan.every,
+            "length": result.length,
+            "inputs": dict(plan.inputs),
+            "outputs": dict(plan.outputs),
+        }
         rows = [_record_row(record) for record in result.records]
         print_json({"output": written, "states": states, **chunks, "nodes": rows, **_report_data(reports)})
         return
     for state in states:
         _print(f"state {state['input']} -> {state['output']} of {state['of']}, initial value {state['first']}")
-    if states:
-        _print(
-            "chunk length: any" if plan.every == 1 else f"the chunk length must be a multiple of {plan.every} frames"
-        )
+    if states and plan.inputs:
+        _print(f"chunk length: {_chunk_length(result)}")
     if result.kept:
         _print(f"{_count(result.kept, 'recurrent node')} kept")
     if result.records or not result.kept:
         _print_records(arguments, result.records)
     _print_reports(arguments, reports)
     _print(f"wrote {written}" if written else NOTHING_WRITTEN)
+
+
+def _chunk_length(result: StreamResult) -> str:
+    if result.length is not None:
+        return _count(result.length, "frame")
+    return "any" if result.plan.every == 1 else f"any multiple of {result.plan.every} frames"
 
 
 def print_whole(
@@ -349,8 +358,8 @@ def _record_row(record: Record) -> dict[str, Any]:
 
 def _print_records(arguments: argparse.Namespace, records: Sequence[Record]) -> None:
     if not records:
-        kept_all = arguments.keep_native
-        _print("no RNN, GRU or LSTM node was lowered" if kept_all else "there is no RNN, GRU or LSTM node to lower")
+        kept = arguments.keep_native or getattr(arguments, "include", ()) or getattr(arguments, "exclude", ())
+        _print("no RNN, GRU or LSTM node was lowered" if kept else "there is no RNN, GRU or LSTM node to lower")
     for record in records:
         why = f" ({record.why})" if arguments.verbose and record.why else ""
         _print(f"{_format_node(record.node)} -> {record.form}{why}, {_count(record.emitted, 'node')}")
@@ -372,6 +381,9 @@ def _print_reports(arguments: argparse.Namespace, reports: Sequence[CheckReport 
     for report in reports:
         for line in report.lines(arguments.verbose):
             _print(line)
+        wanted = getattr(arguments, "counterexample", None)
+        if wanted and not report.ok and not getattr(report, "counterexample", wanted):
+            _print(f"no inputs were found for which the outputs differ, so {wanted} was not written")
         _print(report.verdict)
 
 

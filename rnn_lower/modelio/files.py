@@ -37,6 +37,8 @@ SMALL = 1024
 ALIGNMENT = 4096
 """The alignment of weights in a data file, which allows memory mapping."""
 
+LFS_POINTER = b"version https://git-lfs"
+
 Progress = Callable[[str, int, int], None]
 """Called while weights are written: name, index, total."""
 
@@ -55,11 +57,19 @@ def load(path: str | os.PathLike[str]) -> Document:
     except (RnnLowerError, MemoryError):
         raise
     except Exception as error:  # the parsers of the formats may raise anything
+        if _begins(path, LFS_POINTER):
+            raise RnnLowerError(f"{path}: a Git LFS pointer instead of the model; run git lfs pull") from None
         raise RnnLowerError(f"{path}: not an ONNX model: {one_line(error)}") from None
     try:
         return Document(proto, path.parent.absolute())
     except RnnLowerError as error:
         raise type(error)(f"{path}: {error}") from None
+
+
+def _begins(path: Path, prefix: bytes) -> bool:
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return file.read(len(prefix)) == prefix
+    return False
 
 
 def open_model(model: Any) -> tuple[Document, str | None]:

@@ -32,6 +32,8 @@ def checked_destination(
         raise RnnLowerError(f"{path}: cannot be written: it is a link to itself; choose another file")
     if not text and not is_binary(real):
         raise RnnLowerError(f"{path}: cannot be written: this extension is for a text format; use the extension .onnx")
+    if not real.parent.exists():
+        raise RnnLowerError(f"{path}: cannot be written: there is no folder {real.parent}; create the folder")
     if real.is_dir():
         raise RnnLowerError(f"{path}: cannot be written: it is a folder; name a file")
     if real.is_file() and not os.stat(real).st_mode & stat.S_IWUSR:

@@ -44,14 +44,21 @@ def check_streaming(
     document, _ = files.open_model(model)
     judge, runner = ModelPair(original, original), ModelPair(document, document)
     comparison, chunked = Comparison(rtol, atol), ChunkedRuns(original, document, plan, seed)
-    for index in range(runs):
-        if plan.inputs:
-            steps = max(LENGTHS[index % len(LENGTHS)], chunked.remembered + index)
-            _compare_chunks(chunked, index, Trial(steps, (1,), mixed=2), judge, runner, comparison)
-        else:
-            _compare_calls(chunked, index, judge, runner, ModelPair(fused, fused), comparison)
-    for number, trial in enumerate(chunked.long_trials() if plan.inputs else (), runs):
-        _compare_chunks(chunked, number, trial, judge, runner, comparison)
+    try:
+        for index in range(runs):
+            if plan.inputs:
+                steps = max(LENGTHS[index % len(LENGTHS)], chunked.remembered + index)
+                _compare_chunks(chunked, index, Trial(steps, (1,), mixed=2), judge, runner, comparison)
+            else:
+                _compare_calls(chunked, index, judge, runner, ModelPair(fused, fused), comparison)
+        for number, trial in enumerate(chunked.long_trials() if plan.inputs else (), runs):
+            _compare_chunks(chunked, number, trial, judge, runner, comparison)
+    except WholeFailsError as error:
+        whole = "new" if whole_is_new else "original"
+        remedy = "set the sizes of its inputs (--dim NAME=SIZE)"
+        raise RnnLowerError(f"the {whole} model does not run with the sampled inputs: {error}; {remedy}") from None
+    except OriginalFails as error:
+        raise RnnLowerError(f"the streaming model does not run chunk by chunk: {error}") from None
     old, new = (runner, judge) if whole_is_new else (judge, runner)
     if old.judge == ORT and new.load_error:
         raise RnnLowerError(f"onnxruntime runs the model that was converted, but not the new one: {new.load_error}")
@@ -69,6 +76,10 @@ def check_streaming(
     )  # fmt: skip
 
 
+class WholeFailsError(Exception):
+    """The model on whole sequences does not run with any sampled inputs."""
+
+
 def _compare_chunks(
     chunked: ChunkedRuns, index: int, trial: Trial, judge: ModelPair, runner: ModelPair, comparison: Comparison
 ) -> None:
@@ -79,15 +90,12 @@ def _compare_chunks(
     if isinstance(sampled, str) and trial.is_long:
         return
     if isinstance(sampled, str):
-        raise RnnLowerError(f"the original model does not run with the sampled inputs: {sampled}")
+        raise WholeFailsError(sampled)
     (feeds, results), names = sampled, list(chunked.plan.outputs)
     whole = dict(zip(judge.output_names, results, strict=True))
     for lengths in chunked.chunkings(feeds, index, trial):
         session = StreamingSession(chunked.made, run=runner.original_results)
-        try:
-            outputs = chunked.stream_through(session, feeds, lengths)
-        except OriginalFails as error:
-            raise RnnLowerError(f"the streaming model does not run chunk by chunk: {error}") from None
+        outputs = chunked.stream_through(session, feeds, lengths)
         pairs = zip(names, outputs, strict=True)
         wanted = [chunked.begun(name, sum(lengths), whole[name], result) for name, result in pairs]
         comparison.add(names, wanted, outputs)
@@ -102,14 +110,15 @@ def _compare_calls(
     chunked: ChunkedRuns, index: int, judge: ModelPair, runner: ModelPair, fused: ModelPair, comparison: Comparison
 ) -> None:
     """Compare consecutive runs, the first of them with the original, which forgets its states after each run."""
-    names = list(chunked.plan.outputs)
+    sampled = chunked.sampled(index, 0, lambda feeds: (feeds, judge.original_results(feeds)), OriginalFails)
+    if isinstance(sampled, str):
+        raise WholeFailsError(sampled)
+    (feeds, expected), names = sampled, list(chunked.plan.outputs)
     sessions = [StreamingSession(pair.original, run=pair.original_results) for pair in (fused, runner)]
-    for feeds in chunked.calls(index):
-        wanted, results = ([session.run(feeds)[name] for name in names] for session in sessions)
+    for chunk in chunked.calls(feeds, index):
+        wanted, results = ([session.run(chunk)[name] for name in names] for session in sessions)
         comparison.add(names, wanted, results)
-    feeds = next(chunked.calls(index))
     sessions[1].reset()
-    first = sessions[1].run(feeds)
-    expected = dict(zip(judge.output_names, judge.original_results(feeds), strict=True))
-    comparison.add(names, [expected[name] for name in names], [first[name] for name in names])
+    first, whole = sessions[1].run(feeds), dict(zip(judge.output_names, expected, strict=True))
+    comparison.add(names, [whole[name] for name in names], [first[name] for name in names])
     chunked.chunks, chunked.borders = chunked.chunks + CALLS + 1, chunked.borders + CALLS - 1

@@ -13,11 +13,10 @@ import numpy as np
 
 from rnn_lower.checking import samples
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.ir import protobuf
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.model_inputs import fixed_sizes
-from rnn_lower.streaming.plan import LAST, Plan
+from rnn_lower.streaming.plan import LAST, Plan, fixed_step
 from rnn_lower.streaming.session import Feeds, StreamingSession
 
 T = TypeVar("T")
@@ -57,7 +56,7 @@ class ChunkedRuns:
 
     def __init__(self, original: Document, streaming: Document, plan: Plan, seed: int) -> None:
         self.original, self.made, self.plan, self.seed = original, streaming, plan, seed
-        self.fixed_step = fixed_step(streaming, plan)
+        self.fixed_step = fixed_step(streaming.proto, plan)
         self.step = self.fixed_step or plan.every
         self.remembered = min(-(-plan.reach // self.step), LONGEST)
         self.chunks = self.borders = 0
@@ -67,7 +66,7 @@ class ChunkedRuns:
 
     def long_trials(self) -> list[Trial]:
         """The trials with longer chunks than the others; none if the original has one length."""
-        if fixed_step(self.original, self.plan) is not None:
+        if fixed_step(self.original.proto, self.plan) is not None:
             return []
         rng = np.random.default_rng([self.seed, *LONG])
         lengths = [int(rng.integers(*ends)) for ends in itertools.pairwise(LONG)]
@@ -81,7 +80,8 @@ class ChunkedRuns:
     ) -> T | str:  # fmt: skip
         """The results of the original over `steps` steps after the delay, for sampled inputs; or why no sample ran.
 
-        failure: the exception that `run` raises for inputs that the original does not accept.
+        failure: the exception that `run` raises for inputs that the original does not accept.  steps: 0 for a model
+        whose runs are single steps.
         """
         late = max([*self.plan.late.values(), *self.plan.warm_up.values()], default=0)
         frames = (-(-late // self.step) + steps) * self.step
@@ -90,7 +90,7 @@ class ChunkedRuns:
                 f"the metadata declares outputs that are {late} frames late and a chunk length of {self.step} frames, "
                 f"so a comparison needs {frames} frames; at most {LARGEST} frames, {LONGEST} chunks late, are supported"
             )
-        fixed = fixed_step(self.original, self.plan)
+        fixed = fixed_step(self.original.proto, self.plan)
         if fixed is not None and fixed % self.step:
             raise RnnLowerError(
                 f"the model has a fixed length of {fixed} frames, which is not a multiple of the chunk "
@@ -209,10 +209,9 @@ class ChunkedRuns:
         wanted, results = by_session.run(chunks[1]), by_input.run({**chunks[1], str(self.plan.reset): rows})
         return wanted | by_session.state, results | by_input.state
 
-    def calls(self, index: int) -> Iterator[Feeds]:
-        """Inputs of equal shapes for consecutive runs; the first also has the caller's states."""
-        fixed, rng = fixed_sizes(self.original.model, self.made.proto), np.random.default_rng([self.seed, index])
-        feeds = next(samples.Samples(self.original.model, self.seed, fixed).candidates(index))
+    def calls(self, feeds: Feeds, index: int) -> Iterator[Feeds]:
+        """Inputs in the shapes of `feeds` for consecutive runs; the first also has the caller's states."""
+        rng = np.random.default_rng([self.seed, index])
         theirs = {state.input for state in self.plan.states if state.first is None}
         for number in range(CALLS):
             yield {name: array for name, array in feeds.items() if not number or name not in theirs}
@@ -220,12 +219,3 @@ class ChunkedRuns:
                 name: rng.uniform(-1, 1, array.shape).astype(array.dtype) if array.dtype.kind in "fV" else array
                 for name, array in feeds.items()
             }
-
-
-def fixed_step(document: Document, plan: Plan) -> int | None:
-    """The fixed length of a chunk, or None."""
-    for name, axis in plan.inputs.items():
-        dims = protobuf.dims_of(next(value for value in document.proto.graph.input if value.name == name))
-        dim = None if dims is None else dims[axis]
-        return dim if isinstance(dim, int) else None
-    return None

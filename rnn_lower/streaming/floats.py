@@ -52,7 +52,7 @@ def difference_in_floats(runs: ChunkedRuns) -> tuple[str, str]:
         nonlocal left_out
         number, steps = next(numbers), runs.remembered + FIRST + SECOND
         try:
-            sampled = runs.sampled(number, steps, run, Exception) if runs.plan.inputs else run(next(runs.calls(number)))
+            sampled = runs.sampled(number, steps, run, Exception)
         except Exception as error:  # the evaluator raises exceptions of any type
             sampled = one_line(error)
         if isinstance(sampled, str):

@@ -128,6 +128,15 @@ def batch_size(graph: onnx.GraphProto, streams: Mapping[str, int]) -> int | str 
     return next((dim for k, dim in enumerate(declared.get(name) or ()) if k != axis), None)
 
 
+def fixed_step(model: onnx.ModelProto, plan: Plan) -> int | None:
+    """The fixed length of a chunk, or None."""
+    for name, axis in plan.inputs.items():
+        dims = protobuf.dims_of(next(value for value in model.graph.input if value.name == name))
+        dim = None if dims is None else dims[axis]
+        return dim if isinstance(dim, int) else None
+    return None
+
+
 def is_batch(rows: Size, batch: int | str | None) -> bool:
     """Whether a state with this number of rows can have one for each row of the batch. batch: its size, if declared.
 

@@ -26,9 +26,9 @@ from rnn_lower.proving.model_inputs import fixed_sizes, overrides
 from rnn_lower.proving.new_faults import new_faults
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, number_of
 from rnn_lower.proving.whole_model import ModelInterpreter, limits_of, shapes_of
-from rnn_lower.streaming.chunked_runs import ChunkedRuns, Trial, fixed_step
+from rnn_lower.streaming.chunked_runs import ChunkedRuns, Trial
 from rnn_lower.streaming.floats import Rounding, difference_in_floats
-from rnn_lower.streaming.plan import Plan
+from rnn_lower.streaming.plan import Plan, fixed_step
 from rnn_lower.streaming.session import Feeds, StreamingSession
 from rnn_lower.validation import check_numbers
 
@@ -160,7 +160,7 @@ def _difference(runs: ChunkedRuns, index: int, field: Field, models: Sequence[Mo
         if isinstance(feeds, str) and trial.is_long:
             continue
         if isinstance(feeds, str):
-            raise OutOfScopeError(f"the original model cannot be evaluated with sampled inputs: {feeds}")
+            raise _not_sampled(feeds)
         if why := _difference_of_chunks(runs, field, models[1], feeds, runs.chunkings(feeds[0], index, trial)):
             return why
         if not trial.is_long and (why := _late(runs, field, models[0], *feeds)):
@@ -215,7 +215,7 @@ def _difference_of_chunks(
 
 def _late(runs: ChunkedRuns, field: Field, original: ModelInterpreter, feeds: Feeds, wanted: Feeds) -> str:
     """An output that is later than the plan declares, or "": a missing frame depends on no later input frame."""
-    if not any(runs.missing.values()) or fixed_step(runs.original, runs.plan) is not None:
+    if not any(runs.missing.values()) or fixed_step(runs.original.proto, runs.plan) is not None:
         return ""
     after = {name: field.random(feeds[name].shape) for name in runs.plan.inputs if feeds[name].dtype == np.uint64}
     longer = {
@@ -260,9 +260,17 @@ def _session(runs: ChunkedRuns, field: Field, streaming: ModelInterpreter) -> St
 def _difference_of_calls(runs: ChunkedRuns, index: int, field: Field, models: Sequence[ModelInterpreter]) -> str | None:
     """The first difference between consecutive runs and those of the original, whose nodes remember their states."""
     original, streaming = models
+
+    def one_run(feeds: Feeds) -> Feeds:
+        original.outputs(_random_elements(field, feeds))
+        return feeds
+
+    sampled = runs.sampled(index, 0, one_run, WrongError)
+    if isinstance(sampled, str):
+        raise _not_sampled(sampled)
     original.held = {}
     session = _session(runs, field, streaming)
-    for number, feeds in enumerate(runs.calls(index)):
+    for number, feeds in enumerate(runs.calls(sampled, index)):
         chunk, held = _random_elements(field, feeds), _elements(field, session.state)
         try:
             results = session.run(chunk)
@@ -279,6 +287,11 @@ def _difference_of_calls(runs: ChunkedRuns, index: int, field: Field, models: Se
         ):
             return f"the value of state '{state.input}' is not equal to any state of a node in the original model"
     return None
+
+
+def _not_sampled(why: str) -> OutOfScopeError:
+    remedy = "set the sizes of its inputs (--dim NAME=SIZE)"
+    return OutOfScopeError(f"the original model cannot be evaluated with sampled inputs: {why}; {remedy}")
 
 
 def _output_names(runs: ChunkedRuns) -> list[str]:

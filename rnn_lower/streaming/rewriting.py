@@ -16,6 +16,7 @@ import onnx_ir as ir
 from rnn_lower.driver.plan import document_without_sequences, read_nodes
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.ir.walk import recurrent_nodes
+from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio.document import Document
 from rnn_lower.opset.convert import converted
 from rnn_lower.options import Dims
@@ -152,7 +153,7 @@ def _written(
         seen=editor.seen, **properties,
     )  # fmt: skip
     plan.write(editor.document.proto)
-    for note in editor.notes:
+    for note in dict.fromkeys(editor.notes):
         logger.info("%s", note)
     return plan
 
@@ -175,12 +176,18 @@ def _call_by_call(document: Document, requested: StreamOptions) -> StreamedModel
         batch = None if shape is None else shape[0 if node.layout else 1]
         initial = [node.inputs.get(f"initial_{letter}") for letter in node.operator.states]
         if batch is None and not all(value and inputs_of(work.model, value) for value in initial):
-            raise UnsupportedError(
-                f"{node.describe()}: its batch size is unknown; set the batch size (--dim NAME=SIZE)"
-            )
+            raise UnsupportedError(f"{node.describe()}: its batch size is unknown; {_size_advice(work.model, node)}")
         Recurrence(node, ONE if batch is None else size(batch), Fraction(1), 0)(editor)
     plan = _written(editor, {}, {str(value.name): FIXED for value in work.model.graph.outputs})
     return StreamedModel(Document(work.proto, work.folder), document, plan, None)
+
+
+def _size_advice(model: ir.Model, node: RecurrentNode) -> str:
+    """How to make the batch size of a node known: a branch may depend on an input that selects it."""
+    numbers = [str(value.name) for value in model.graph.inputs if value.shape is not None and not value.shape.dims]
+    choice = f", or the input that selects the branch (--set {numbers[0]}=VALUE)"
+    is_nested = node.node.graph is not model.graph
+    return f"set the batch size (--dim NAME=SIZE){choice if numbers and is_nested else ''}"
 
 
 def _analyzed(

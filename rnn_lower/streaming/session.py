@@ -18,6 +18,7 @@ from rnn_lower.ir.walk import nodes
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES, QUANTIZED
+from rnn_lower.shapes.declared import can_agree, declaration
 from rnn_lower.shapes.sizes import GROWS
 from rnn_lower.streaming.plan import LAST, Plan, State, batch_size, is_batch, read_plan
 
@@ -242,14 +243,15 @@ def plan_with(document: Document, states: Mapping[str, str] | None) -> Plan:
             "the model is not a streaming model; create a streaming model with rnn-lower stream, or "
             "name the states of this model (--state INPUT=OUTPUT)"
         )
-    outputs = [value.name for value in document.proto.graph.output]
-    inputs = [value.name for value in document.proto.graph.input]
+    graph = document.model.graph
+    inputs, outputs = ({str(value.name): value for value in side} for side in (graph.inputs, graph.outputs))
     for chunk, back in states.items():
+        pair = f"--state {chunk}={back}"
         if chunk not in inputs or back not in outputs:
-            raise RnnLowerError(
-                f"the argument 'states' maps '{chunk}' to '{back}', but the model has no input '{chunk}' "
-                f"or no output '{back}'"
-            )
+            raise RnnLowerError(f"{pair}: the model has no input '{chunk}' or no output '{back}'")
+        if not can_agree(inputs[chunk], outputs[back]):
+            types = declaration(inputs[chunk]), declaration(outputs[back])
+            raise RnnLowerError(f"{pair}: input '{chunk}' is {types[0]}, but output '{back}' is {types[1]}")
     held = tuple(State(chunk, back, (), "", chunk, 0) for chunk, back in states.items())
     known = plan or Plan({}, dict.fromkeys(outputs, LAST), ())
     own_outputs = {name: what for name, what in known.outputs.items() if name not in states.values()}

@@ -30,7 +30,7 @@ from rnn_lower.shapes.sizes import GROWS
 from rnn_lower.signals import signals_blocked
 from rnn_lower.streaming.graph_editor import MADE
 from rnn_lower.streaming.naming import packed, renamed
-from rnn_lower.streaming.plan import Plan, read_plan
+from rnn_lower.streaming.plan import Plan, fixed_step, read_plan
 from rnn_lower.streaming.rewriting import StreamedModel, streamed
 from rnn_lower.streaming.rewriting import StreamOptions as StreamOptions
 from rnn_lower.targeting import find_target
@@ -57,6 +57,11 @@ class StreamResult:
     @property
     def plan(self) -> Plan:
         return self.streamed.plan
+
+    @property
+    def length(self) -> int | None:
+        """The fixed length of a chunk, or None."""
+        return fixed_step(self.document.proto, self.plan)
 
 
 def make(document: Document, requested: StreamOptions, options: Options) -> StreamResult:

@@ -25,10 +25,9 @@ from rnn_lower.shapes.sizes import GROWS
 from rnn_lower.streaming.axes import axes_of, opened
 from rnn_lower.streaming.axis_info import old_opset
 from rnn_lower.streaming.causality import CausalityAnalysis
-from rnn_lower.streaming.chunked_runs import fixed_step
 from rnn_lower.streaming.data_flow import inputs_of, outputs_of
 from rnn_lower.streaming.graph_editor import INT64, computed_size, graph_builder, name_value, put_around
-from rnn_lower.streaming.plan import KEY, LAST, Plan
+from rnn_lower.streaming.plan import KEY, LAST, Plan, fixed_step
 from rnn_lower.streaming.recurrent_states import Recurrence
 from rnn_lower.streaming.session import plan_with
 
@@ -70,7 +69,7 @@ def unstreamed(document: Document, states: Mapping[str, str] | None, time: str |
         source, plan = _with_new_axis(source, plan)
     plan.write(source.proto)
     source = Document(source.proto, source.folder)
-    step, chunks = fixed_step(source, plan), source.copied()
+    step, chunks = fixed_step(source.proto, plan), source.copied()
     one_by_one = step is None and states and not _is_free(source, plan, False)
     if one_by_one:
         chunks = chunks.fixed({axis_name(name, axis): 1 for name, axis in plan.inputs.items()})

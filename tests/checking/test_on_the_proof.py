@@ -8,6 +8,7 @@ import pytest
 from judge import check_by_running
 from onenode import Case, build
 from onnx import TensorProto, helper, numpy_helper
+from paths import ROOT
 
 import rnn_lower
 from rnn_lower import cli
@@ -295,3 +296,27 @@ def test_a_full_disk_keeps_the_old_counterexample(tmp_path, monkeypatch, capsys)
     assert "No space left" in capsys.readouterr().err
     assert path.read_bytes() == b"old"
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.onnx", "b.onnx", "c.npz"]
+
+
+def test_no_counterexample_is_said(tmp_path, capsys):
+    """A weight that differs by less than the tolerance: the proof sees it, and no run does."""
+    model, _ = build(Case("LSTM", 17))
+    lowered = rnn_lower.lower(model)
+    weight = max(lowered.graph.initializer, key=lambda tensor: len(tensor.raw_data))
+    numbers = numpy_helper.to_array(weight) * np.float32(1 + 2**-22)
+    weight.CopyFrom(numpy_helper.from_array(numbers, weight.name))
+    for name, each in (("a", model), ("b", lowered)):
+        onnx.save(each, tmp_path / f"{name}.onnx")
+    pair = [str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx"), "--counterexample", str(tmp_path / "c.npz")]
+    for command in ("check", "prove"):
+        assert cli.main([command, *pair]) == cli.DIFFERENT
+        assert "no inputs were found for which the outputs differ" in capsys.readouterr().out
+    assert not (tmp_path / "c.npz").exists()
+
+
+def test_models_of_different_inputs(capsys):
+    pair = [str(ROOT / "models" / f"torch_{name}.onnx") for name in ("lstm_tagger", "keyword_spotter")]
+    assert cli.main(["check", *pair]) == cli.BAD
+    assert "the models have different inputs: 'x' is float[time, batch, 16] and float[batch, time, 20]" in (
+        capsys.readouterr().err
+    )

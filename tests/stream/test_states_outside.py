@@ -10,6 +10,7 @@ import onnx
 import pytest
 from layers import FEATURES, Stack
 from onnx import TensorProto, defs, helper
+from paths import ROOT
 
 import rnn_lower
 from rnn_lower import api, cli
@@ -138,3 +139,52 @@ def test_a_check_of_no_chunks_fails():
     report = api.check_streaming(wrong, made.document.proto, runs=1)
     assert not report
     assert "no run carried a state from one chunk to the next" in report.verdict
+
+
+def test_sizes_that_the_original_refuses_are_not_sampled(shared, tmp_path, capsys):
+    """A model of one step per run whose sizes are free, but must have certain values."""
+    path, out = str(shared / "models" / "silero_vad.onnx"), str(tmp_path / "o.onnx")
+    assert cli.main(["stream", path, out, "--set", "sr=16000", "--check", "--prove", "--runs", "1"]) == cli.DONE
+    printed = capsys.readouterr()
+    assert printed.err.count("the caller must feed the state back") == 1
+    assert cli.main(["stream", path, out]) == cli.BAD
+    assert "or the input that selects the branch (--set sr=VALUE)" in capsys.readouterr().err
+
+
+def test_a_model_that_runs_with_no_sample(tmp_path, capsys):
+    """Its input must have 999 columns, which no sample has."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        main (float[1, 1, K] x, float[1, 1, 4] h) => (float[1, 1, 1, 4] y, float[1, 1, 4] z)
+        <float[1, 4, 999] w = {0}, float[1, 4, 4] r = {0}, int64[3] s = {1, 1, 999}>
+        { u = Reshape (x, s) y, z = RNN <hidden_size = 4> (u, w, r, , , h) }
+    """)
+    for tensor in model.graph.initializer:
+        if tensor.name in "wr":
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.zeros(tensor.dims, np.float32), tensor.name))
+    path, out = str(tmp_path / "m.onnx"), str(tmp_path / "o.onnx")
+    onnx.save(model, path)
+    assert cli.main(["stream", path, out, "--step", "1", "--check"]) == cli.BAD
+    assert "; set the sizes of its inputs (--dim NAME=SIZE)" in capsys.readouterr().err
+    assert cli.main(["stream", path, out, "--step", "1", "--prove"]) == cli.DIFFERENT
+    assert "out of scope: the original model cannot be evaluated with sampled inputs" in capsys.readouterr().out
+    assert cli.main(["stream", path, out, "--step", "1", "--check", "--prove", "--dim", "K=999"]) == cli.DONE
+
+
+@pytest.mark.parametrize(("options", "length"), [((), "any"), (("--step", "4"), "4 frames")])
+def test_the_chunk_length_is_printed(options, length, tmp_path, capsys):
+    command = ["stream", str(ROOT / "models" / "torch_denoiser.onnx"), str(tmp_path / "o.onnx"), *options]
+    assert cli.main(command) == cli.DONE
+    assert f"chunk length: {length}\n" in capsys.readouterr().out
+
+
+def test_streams_are_legalized_and_raised(tmp_path, capsys):
+    path, out = str(ROOT / "models" / "torch_denoiser.onnx"), str(tmp_path / "o.onnx")
+    target = ("--step", "1", "--target", "ethos-u", "--dim", "batch=1")
+    assert cli.main(["stream", path, out, *target]) == cli.DONE
+    assert "--legalize-all" in capsys.readouterr().err
+    assert cli.main(["stream", path, out, *target, "--legalize-all", "--prove"]) == cli.DONE
+    assert "--legalize-all" not in capsys.readouterr().err
+    loops = rnn_lower.lower(onnx.load(path), form="loop")
+    made = rnn_lower.stream(loops, axis="time", raise_loops=True)
+    assert rnn_lower.prove_streaming(onnx.load(path), made)

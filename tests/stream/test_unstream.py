@@ -9,6 +9,7 @@ from judge import close, run_onnxruntime
 from layers import Stack, causal_conv, conv, dual_path, late_conv, lstm, pool, running_sum
 from onenode import Case, build
 from onnx import TensorProto, helper
+from paths import ROOT
 
 import rnn_lower
 from rnn_lower import cli
@@ -122,3 +123,19 @@ def test_weights_in_a_file(tmp_path, capsys):
     streaming = rnn_lower.stream(stack_of(lstm, causal_conv), axis="T")
     onnx.save(streaming, chunks, save_as_external_data=True, location="chunks.data", size_threshold=0)
     assert cli.main(["unstream", str(chunks), "-o", str(whole), "--check", "--prove"]) == 0, capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("pair", "words"),
+    [
+        ("h=y", "input 'h' is float[1, batch, 24], but output 'y' is float[batch, 5, 24]"),
+        ("x=y", "input 'x' is float[batch, 5, 12], but output 'y' is float[batch, 5, 24]"),
+        ("h", "write INPUT=OUTPUT"),
+        ("h=", "write INPUT=OUTPUT"),
+    ],
+)
+def test_states_that_cannot_be_fed_back(pair, words, tmp_path, capsys):
+    command = ["unstream", str(ROOT / "models" / "torch_gru_streaming.onnx"), str(tmp_path / "o.onnx"), "--state", pair]
+    assert cli.main(command) == cli.BAD
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "o.onnx").exists()
