@@ -179,10 +179,20 @@ class _Draw:
         shape = [self.size(size, axis == samples.grown.get(name)) for axis, size in enumerate(sizes)]
         if name in samples.limits and (self.attempt % 2 == 0 or name in samples.direct):
             return self.lengths(name, shape).astype(value.dtype.numpy())
-        if value.dtype.is_integer() and name in samples.ranges and self.attempt % 2 == 0:
-            return np.asarray(self.rng.choice(samples.ranges[name], shape).astype(value.dtype.numpy()))
+        choices: Sequence[int] | np.ndarray | None = (False, True) if value.dtype == ir.DataType.BOOL else None
+        if value.dtype.is_integer() and self.attempt % 2 == 0:
+            choices = samples.ranges.get(name)
+        if choices is not None:
+            return self.chosen(name, choices, shape).astype(value.dtype.numpy())
         largest = 1.0 if name in samples.weights else LARGEST_STATE if name in samples.states else math.inf
         return self.array(value.dtype, shape, [scale for scale in self.scales if scale <= largest] or (1.0,))
+
+    def chosen(self, name: str, choices: Sequence[int] | np.ndarray, shape: list[int]) -> np.ndarray:
+        """Random choices; a single number, which may select a branch, takes another one in each run."""
+        if math.prod(shape) != 1:
+            return np.asarray(self.rng.choice(choices, shape))
+        order = np.random.default_rng([self.samples.seed, *name.encode()]).permutation(len(choices))
+        return np.full(shape, choices[order[self.index % len(choices)]])
 
     def non_default(self, name: str, default: np.ndarray) -> np.ndarray:
         """Another value than the default, of its kind; the default if no other value is known to be valid."""

@@ -70,6 +70,9 @@ def _lower(arguments: argparse.Namespace) -> int:
 
         return on_several(_lower_one, arguments)
     _keep_recurrent_model(arguments)
+    for flag in ("inputs", "counterexample"):
+        if (path := getattr(arguments, flag)) and os.path.realpath(path) == os.path.realpath(arguments.output):
+            raise RnnLowerError(f"{arguments.output}: --{flag} names the same file as the output; choose another file")
     return _lower_one(arguments)
 
 

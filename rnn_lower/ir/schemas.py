@@ -73,7 +73,11 @@ def unfit(node: ir.Node, opset: int) -> str:
         return f"opset {opset} does not allow attribute '{min(unknown)}'"
     inputs, outputs = len(node.inputs), len(node.outputs)
     if schema.min_input <= inputs <= schema.max_input and schema.min_output <= outputs <= schema.max_output:
-        return malformed(node, opset)
+        required = onnx.defs.OpSchema.FormalParameterOption.Single
+        empty = [
+            f.name for f, value in zip(schema.inputs, node.inputs, strict=False) if f.option == required and not value
+        ]
+        return f"its required input {empty[0]} is empty" if empty else malformed(node, opset)
     return f"opset {opset} does not allow {inputs} inputs and {outputs} output{'s' * (outputs != 1)}"
 
 
@@ -82,6 +86,9 @@ def malformed(node: ir.Node, opset: int) -> str:
     schema = schema_of(node.op_type, opset)
     if schema is None:
         return ""
+    fill = node.attributes.get("value") if node.op_type == "ConstantOfShape" else None
+    if fill is not None and fill.type == ir.AttributeType.TENSOR and fill.as_tensor().size != 1:
+        return "its attribute 'value' must have one element"
     missing = [
         name for name, attribute in schema.attributes.items() if attribute.required and name not in node.attributes
     ]

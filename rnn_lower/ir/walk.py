@@ -157,7 +157,7 @@ def integers(
         return list(node.attributes[name].value)
     value = node.inputs[index] if index < len(node.inputs) else None
     array = None if value is None else array_of(value)
-    return None if array is None else [int(number) for number in np.ravel(array)]
+    return None if array is None or array.dtype.kind not in "iu" else [int(number) for number in np.ravel(array)]
 
 
 def subgraphs(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:

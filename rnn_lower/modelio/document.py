@@ -106,9 +106,13 @@ class Document:
         except ir.serde.SerdeError as error:
             raise _not_carried(f"this model: {one_line(first_cause(error))}") from None
         inputs, declared = {v.name for v in proto.graph.input}, {info.name: info for info in self.proto.graph.output}
-        weights = {tensor.name for tensor in proto.graph.initializer}  # which state their types and shapes themselves
-        weights -= {info.name for info in self.proto.graph.value_info}
-        protobuf.remove_if(proto.graph.value_info, lambda info: info.name in weights)
+        before = {info.name for graph in protobuf.graphs_in(self.proto.graph) for info in graph.value_info}
+        graphs = [*protobuf.graphs_in(proto.graph)]
+        weights = {
+            tensor.name for graph in graphs for tensor in graph.initializer
+        }  # which state their types themselves
+        for graph in graphs:
+            protobuf.remove_if(graph.value_info, lambda info: info.name in weights - before)
         for output in proto.graph.output:
             if output.name in inputs & declared.keys():  # a declaration that does not describe the input
                 output.CopyFrom(declared[output.name])

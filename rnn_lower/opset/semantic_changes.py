@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.walk import get_attribute, known_tensor, subgraphs
+from rnn_lower.ir.walk import constant, get_attribute, integers, known_tensor, subgraphs
 from rnn_lower.lowering.node import Dim
 from rnn_lower.shapes.shape_info import ShapeInfo
 
@@ -88,14 +88,32 @@ def _last_axis(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes |
 
 
 def _from_start(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
-    """Count a negative axis from the start, which onnx's converter does not."""
+    """Count negative axes from the start, which onnx's converter does not."""
+    name = "axis" if node.op_type == "Flatten" else "axes"
+    whole = node.outputs[0] if node.op_type == "Unsqueeze" else node.inputs[0] if node.inputs else None
+    shape = None if whole is None else shape_info.shape(whole)
     axis = get_attribute(node, "axis", ir.AttributeType.INT, 0)
-    shape = shape_info.shape(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
-    if axis >= 0:
+    axes = integers(node, "axes", 1, constant) if name == "axes" else [axis]
+    if min(axes or (), default=0) >= 0:
         return {}
     if shape is None:
-        return f"opset {opset} does not allow a negative `axis`, and the rank of the node's input is unknown"
-    return {"axis": ir.AttrInt64("axis", axis + len(shape))}
+        return f"opset {opset} does not allow negative {name}, and the rank of the node's input is unknown"
+    counted = [axis % len(shape) for axis in axes or ()]
+    return {name: ir.AttrInt64(name, counted[0]) if name == "axis" else ir.AttrInt64s(name, counted)}
+
+
+def _one_size(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
+    shapes = {None if value is None else shape_info.shape(value) for value in node.inputs}
+    if len(shapes) == 1 and not any(shape is None or None in shape for shape in shapes):
+        return {}
+    return "before opset 8, all its inputs must have the same shape"
+
+
+def _counted(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
+    indices = constant(node.inputs[0]) if node.inputs else None
+    if indices is not None and np.min(indices, initial=0) < 0:
+        return "before opset 11, its indices must not be negative"
+    return {}
 
 
 def _asymmetric(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
@@ -153,7 +171,9 @@ def _differ(sizes: Iterable[Dim]) -> bool:
 
 CHANGES = (
     Change(("If",), 11, down=_one_shape),
-    Change(("Flatten",), 11, down=_from_start),
+    Change(("Max", "Mean", "Min", "Sum"), 8, down=_one_size),
+    Change(("Flatten", "Squeeze", "Unsqueeze"), 11, down=_from_start),
+    Change(("OneHot",), 11, down=_counted),
     Change(("Dropout",), 12, up=_mask, down=_mask),
     Change(("Softmax", "LogSoftmax"), 13, down=_last_axis),  # onnx's converter flattens on the way up
     Change(("Hardmax",), 13, up=_last_axis),  # onnx has no converter for the way down

@@ -84,6 +84,17 @@ def _reshape(older: Restated) -> bool:
     return _without(allowzero=0)(older)
 
 
+def _axes(older: Restated) -> bool:
+    """Turn constant axes into an attribute."""
+    axes = constant(older.node.inputs[1]) if len(older.node.inputs) > 1 else None
+    if len(older.node.inputs) > 1 and axes is None:
+        return False
+    del older.proto.input[1:]
+    if axes is not None:
+        older.proto.attribute.append(onnx.helper.make_attribute("axes", axes.ravel().tolist()))
+    return True
+
+
 def _shape(older: Restated) -> bool:
     return "end" not in older.node.attributes and _without(start=0)(older)
 
@@ -149,6 +160,8 @@ def _literal(older: Restated) -> bool:
 
 
 STEPS: dict[tuple[str, int], Step] = {
+    ("Squeeze", 13): _axes,
+    ("Unsqueeze", 13): _axes,
     ("Constant", 12): _literal,
     ("Constant", 11): lambda older: "sparse_value" not in older.node.attributes,
     ("Reshape", 14): _reshape,

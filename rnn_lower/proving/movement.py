@@ -19,6 +19,10 @@ def _slice(call: Call) -> Array:
         raise WrongError(f"the starts or ends of {call.label} are missing")
     for index, axis in enumerate(range(len(starts)) if axes is None else axes):
         step, end, size = 1 if steps is None else steps[index], ends[index], x.shape[axis]
+        if step < 0 and end >= size:
+            raise OutOfScopeError(
+                f"{call.label} runs backward and ends behind the last element; runtimes disagree there"
+            )
         start, stop = starts[index], None if step < 0 and end < -size else end
         start = max(start, -size) if step < 0 else start  # a negative step starts at an existing element
         x = x[(slice(None),) * (axis % x.ndim) + (slice(start, stop, step),)]

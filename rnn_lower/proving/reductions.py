@@ -30,7 +30,8 @@ def _along(function: Callable[[Field, Array, Array], Array]) -> Reduce:
 
     def reduce(field: Field, x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
         rest = [axis for axis in range(x.ndim) if axis not in axes]
-        rows = x.transpose([*axes, *rest]).reshape(-1, *(x.shape[axis] for axis in rest))
+        count = math.prod(x.shape[axis] for axis in axes)
+        rows = x.transpose([*axes, *rest]).reshape(count, *(x.shape[axis] for axis in rest))
         result = functools.reduce(functools.partial(function, field), rows)
         return np.expand_dims(result, axes) if keepdims else result
 

@@ -15,6 +15,7 @@ from rnn_lower.proving.call import Call, Operator, OutOfScopeError, WrongError
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.reductions import average, largest
 from rnn_lower.transforms.evaluate import evaluate
+from rnn_lower.transforms.reference_windows import padded, pads_of
 
 ZERO = np.zeros((), np.uint64)
 
@@ -33,13 +34,9 @@ def _numbers(call: Call, name: str, default: int, count: int) -> list[int]:
 
 def _pads(call: Call, sizes: Sequence[int], extent: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
     auto = call.attribute("auto_pad", "NOTSET") or "NOTSET"
-    if auto in ("SAME_UPPER", "SAME_LOWER"):
-        sums = [max((-(-n // s) - 1) * s + r - n, 0) for n, r, s in zip(sizes, extent, strides, strict=True)]
-        return [(n // 2, n - n // 2) if auto == "SAME_UPPER" else (n - n // 2, n // 2) for n in sums]
-    if auto not in ("NOTSET", "VALID"):
+    if auto not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
         raise WrongError(f"{call.label} has the unknown auto_pad '{auto}'")
-    pads = _numbers(call, "pads", 0, 2 * len(sizes)) if auto == "NOTSET" else [0] * 2 * len(sizes)
-    return list(zip(pads[: len(sizes)], pads[len(sizes) :], strict=True))
+    return pads_of(sizes, extent, strides, _numbers(call, "pads", 0, 2 * len(sizes)), auto)
 
 
 def _windows(call: Call, x: Array, kernel: Sequence[int], fill: Array) -> Array:
@@ -48,8 +45,11 @@ def _windows(call: Call, x: Array, kernel: Sequence[int], fill: Array) -> Array:
     if call.attribute("ceil_mode", 0):
         raise OutOfScopeError(f"{call.label} sets the attribute 'ceil_mode', which the proof does not support")
     extent = _extent(kernel, dilations)
-    padded = np.pad(x, [(0, 0), (0, 0), *_pads(call, x.shape[2:], extent, strides)], constant_values=fill)
-    return _sliding(padded, extent, strides, dilations)
+    if "SAME" in str(call.attribute("auto_pad", "")) and max(dilations, default=1) > 1 and "Pool" in call.node.op_type:
+        raise OutOfScopeError(
+            f"{call.label} has dilations and an auto_pad, which onnxruntime does not pad as ONNX says"
+        )
+    return _sliding(padded(x, _pads(call, x.shape[2:], extent, strides), fill), extent, strides, dilations)
 
 
 def _extent(kernel: Sequence[int], dilations: Sequence[int]) -> list[int]:
@@ -174,7 +174,7 @@ def _resized_units(call: Call, size: int, to: Array) -> Array:
     attributes = (each for key, each in call.node.attributes.items() if key not in ("axes", "extrapolation_value"))
     node.attribute.extend(ir.to_proto(attribute) for attribute in attributes)
     feeds: dict[str, Any] = {"x": np.eye(size, dtype=np.float32), "to": to}
-    return evaluate([node], feeds, ["y"], [helper.make_opsetid("", call.opset)])[0]
+    return evaluate([node], feeds, ["y"], [helper.make_opsetid("", call.opset)], also=["Resize"])[0]
 
 
 WINDOWS: dict[str, Operator] = {

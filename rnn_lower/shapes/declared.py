@@ -16,8 +16,8 @@ def declaration(value: ir.Value) -> str:
     return f"{value.type.dtype.name.lower()}{' of any shape' if value.shape is None else shape}"
 
 
-def can_agree(a: ir.Value, b: ir.Value) -> bool:
-    """Whether two values can have the same type and shape, with one size for each name of a size."""
+def can_agree(a: ir.Value, b: ir.Value, one_model: bool = False) -> bool:
+    """Whether two values can have the same type and shape.  one_model: whether a name of a size stands for one size."""
     if a.dtype is not None and b.dtype is not None and a.dtype != b.dtype:
         return False
     if a.shape is None or b.shape is None:
@@ -28,6 +28,7 @@ def can_agree(a: ir.Value, b: ir.Value) -> bool:
     for pair in zip(map(plain_dim, a.shape), map(plain_dim, b.shape), strict=True):
         for number in (dim for dim in pair if isinstance(dim, int)):
             for dim in pair:
-                if (numbers.setdefault(dim, number) if isinstance(dim, str) else dim) not in (None, number):
+                known = numbers.setdefault(dim, number) if isinstance(dim, str) and one_model else dim
+                if isinstance(known, int) and known != number:
                     return False
     return True

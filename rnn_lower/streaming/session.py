@@ -249,7 +249,7 @@ def plan_with(document: Document, states: Mapping[str, str] | None) -> Plan:
         pair = f"--state {chunk}={back}"
         if chunk not in inputs or back not in outputs:
             raise RnnLowerError(f"{pair}: the model has no input '{chunk}' or no output '{back}'")
-        if not can_agree(inputs[chunk], outputs[back]):
+        if not can_agree(inputs[chunk], outputs[back], one_model=True):
             types = declaration(inputs[chunk]), declaration(outputs[back])
             raise RnnLowerError(f"{pair}: input '{chunk}' is {types[0]}, but output '{back}' is {types[1]}")
     held = tuple(State(chunk, back, (), "", chunk, 0) for chunk, back in states.items())

@@ -17,12 +17,13 @@ from rnn_lower.builder.constants import ConstantPool, constant
 from rnn_lower.builder.graph_builder import GraphBuilder, as_value
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import RnnLowerError
+from rnn_lower.ir import walk
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, literal_of, schema_of, unfit
-from rnn_lower.ir.walk import get_attribute, known_tensor, nodes, recurrent_nodes, scopes, used_names, values
+from rnn_lower.ir.walk import get_attribute, known_tensor, nodes, recurrent_nodes, scopes, subgraphs, used_names, values
 from rnn_lower.sandbox import child_process
 from rnn_lower.sandbox.child_process import Ended, run_in_subprocess
 from rnn_lower.sandbox.resource_limits import run_with_limits
-from rnn_lower.transforms.evaluate import UNSURE
+from rnn_lower.transforms.evaluate import TRUSTED
 from rnn_lower.transforms.inline import inlined
 from rnn_lower.transforms.split_sequences import SEQUENCES, without_sequences
 from rnn_lower.transforms.strip_weights import without_annotations
@@ -32,9 +33,6 @@ HIDDEN = "rnn_lower.hidden"
 
 MARK = "rnn_lower.index"
 """The metadata key that identifies a node of the copy after inlining and folding."""
-
-CORRECTED = ("BatchNormalization", "Hardmax", "LRN", "LogSoftmax", "LpNormalization", "Softmax")
-"""Operators that onnx's evaluator, with which onnxscript folds, computes wrongly (see `reference_operators`)."""
 
 SMALL = ("ConstantOfShape", "Transpose", "Expand", "Tile")
 """Operators that onnxscript does not fold, so that constants do not grow; constants of shapes are small."""
@@ -154,10 +152,9 @@ def _without_declared_shapes(model: ir.Model) -> Iterator[None]:
 def _is_small(node: ir.Node) -> bool | None:
     """Whether to fold a node that onnxscript skips: one that computes few elements from constants.
 
-    False where its evaluator is wrong: for operators of UNSURE and CORRECTED, and for a Slice that runs backwards from
-    before the first element.
+    False where its evaluator may be wrong.
     """
-    if _is_backwards(node) or (node.op_type in (*UNSURE, *CORRECTED) and node.domain in DEFAULT_DOMAINS):
+    if _is_doubtful(node):
         return False
     if node.op_type not in SMALL or node.domain not in DEFAULT_DOMAINS:
         return None
@@ -173,16 +170,29 @@ def _is_small(node: ir.Node) -> bool | None:
 
 def _makes_size(node: ir.Node) -> bool | None:
     """Whether to fold a node of a model without weights, whose values are all small."""
-    return False if _is_backwards(node) else True if node.op_type in SMALL else None
+    return False if _is_doubtful(node) else True if node.op_type in SMALL else None
+
+
+def _is_doubtful(node: ir.Node) -> bool:
+    """Whether onnx's evaluator, with which onnxscript folds, may compute another result than runtimes."""
+    if node.domain not in DEFAULT_DOMAINS or any(subgraphs(node)):
+        return False
+    if node.op_type == "Unsqueeze":
+        axes = walk.integers(node, "axes", 1, walk.constant) or []
+        return axes != sorted(axes) or (len(axes) > 1 and axes[0] < 0)
+    return node.op_type not in TRUSTED or _is_backwards(node)
 
 
 def _is_backwards(node: ir.Node) -> bool:
-    """Whether a Slice with a negative step starts before the first element, which ONNX clamps to it."""
+    """Whether a Slice with a negative step begins before the first element, or ends behind the last one."""
     held = [known_tensor(value) for value in node.inputs] if node.op_type == "Slice" else []
     if len(held) < 5 or None in held:
         return False
-    shape, (starts, _, axes, steps) = held[0].shape.numpy(), (tensor.numpy().ravel() for tensor in held[1:])  # type: ignore[union-attr]
-    return any(step < 0 and start < -shape[axis] for start, axis, step in zip(starts, axes, steps, strict=False))
+    shape, bounds = held[0].shape.numpy(), (tensor.numpy().ravel() for tensor in held[1:])  # type: ignore[union-attr]
+    return any(
+        step < 0 and (start < -shape[axis] or end >= shape[axis])
+        for start, end, axis, step in zip(*bounds, strict=False)
+    )
 
 
 def _complete(model: ir.Model, before: Collection[ir.Node]) -> None:

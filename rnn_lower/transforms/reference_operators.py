@@ -12,6 +12,7 @@ from onnx.reference.op_run import OpRun
 from onnx.reference.ops import op_batch_normalization, op_dequantize_linear, op_loop
 
 from rnn_lower.builder.constants import sliced
+from rnn_lower.transforms.reference_windows import WINDOWS
 
 
 class Loop(op_loop.Loop):  # type: ignore[misc]  # onnx gives it no types
@@ -71,7 +72,24 @@ class Slice(OpRun):  # type: ignore[misc]
         self, x: Any, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None
     ) -> tuple[Any, ...]:  # fmt: skip
         lists: list[Any] = [None if each is None else np.ravel(each).tolist() for each in (starts, ends, axes, steps)]
+        for axis, end, step in zip(lists[2] or range(x.ndim), lists[1], lists[3] or [], strict=False):
+            if step < 0 and end >= x.shape[axis]:
+                raise ValueError("a backward Slice that ends behind the last element, which runtimes disagree about")
         return (sliced(x, *lists),)
+
+
+class Squeeze(OpRun):  # type: ignore[misc]
+    """Squeeze: onnx 1.23 refuses axes in another order than ascending."""
+
+    def _run(self, x: Any, axes: Any = None) -> tuple[Any, ...]:
+        return (np.squeeze(x, None if axes is None else tuple(np.ravel(axes).tolist())),)
+
+
+class Unsqueeze(OpRun):  # type: ignore[misc]
+    """Unsqueeze: onnx 1.23 inserts axes one after another instead of at their places in the result."""
+
+    def _run(self, x: Any, axes: Any = None) -> tuple[Any, ...]:
+        return (np.expand_dims(x, tuple(np.ravel(axes).tolist())),)
 
 
 class _Rows(OpRun):  # type: ignore[misc]
@@ -176,6 +194,7 @@ class DequantizeLinear(op_dequantize_linear.DequantizeLinear_25):  # type: ignor
 
 
 OPERATORS = (
-    Loop, Scan, Slice, Softmax, LogSoftmax, Hardmax, BatchNormalization, LpNormalization, LRN, DequantizeLinear,
+    Loop, Scan, Slice, Squeeze, Unsqueeze, Softmax, LogSoftmax, Hardmax, BatchNormalization, LpNormalization, LRN,
+    DequantizeLinear, *WINDOWS,
 )  # fmt: skip
 """For `onnx.reference.ReferenceEvaluator(model, new_ops=OPERATORS)`."""

@@ -320,3 +320,34 @@ def test_models_of_different_inputs(capsys):
     assert "the models have different inputs: 'x' is float[time, batch, 16] and float[batch, time, 20]" in (
         capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("kind", ["bool f", "int64 f"])
+@pytest.mark.parametrize("seed", range(4))
+def test_both_branches_are_compared(kind, seed):
+    """An input of one element takes another value in each run."""
+    condition = "f" if kind.startswith("bool") else "e"
+    compare = "" if condition == "f" else "e = Equal (f, k)"
+    models = [
+        onnx.parser.parse_model(f"""
+            <ir_version: 8, opset_import: ["": 17]> main ({kind}, float[N, 3] x) => (float[N, 3] y)
+            <float a = {{{a}.0}}, float b = {{{b}.0}}, int64 k = {{16000}}> {{
+                {compare} y = If ({condition}) <then_branch = t () => (float[N, 3] u) {{ u = Mul (x, a) }},
+                                               else_branch = e () => (float[N, 3] v) {{ v = Mul (x, b) }}>
+            }}
+        """)
+        for a, b in ((1, 2), (1, 3), (2, 2))
+    ]
+    assert not rnn_lower.check(models[0], models[1], seed=seed)
+    assert not rnn_lower.check(models[0], models[2], seed=seed)
+
+
+def test_the_output_replaces_no_inputs(tmp_path, capsys):
+    model, feeds = build(Case("LSTM", 17))
+    onnx.save(model, tmp_path / "m.onnx")
+    np.savez(tmp_path / "x.npz", **feeds)
+    before = (tmp_path / "x.npz").read_bytes()
+    command = ["lower", str(tmp_path / "m.onnx"), str(tmp_path / "x.npz"), "--check"]
+    assert cli.main([*command, "--inputs", str(tmp_path / "x.npz")]) == cli.BAD
+    assert "--inputs names the same file as the output" in capsys.readouterr().err
+    assert (tmp_path / "x.npz").read_bytes() == before

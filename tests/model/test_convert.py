@@ -283,3 +283,37 @@ def test_texts_that_are_known():
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
     with pytest.raises(rnn_lower.UnsupportedError, match="Equal"):
         rnn_lower.lower(model, opset=17)
+
+
+@pytest.mark.parametrize("op", ["Max", "Mean", "Min", "Sum"])
+@pytest.mark.parametrize("shapes", [([2, 3], [1, 3]), (["p", "q"], ["s", "q"])], ids=str)
+def test_broadcasting_before_opset_8(op, shapes):
+    def made(*shapes):
+        ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, s) for name, s in zip("ab", shapes, strict=True)]
+        graph = helper.make_graph(
+            [helper.make_node(op, ["a", "b"], ["y"])], "g", ends,
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        )  # fmt: skip
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+
+    with pytest.raises(rnn_lower.UnsupportedError, match="before opset 8, all its inputs must have the same shape"):
+        rnn_lower.lower(made(*shapes), opset=7)
+    alike = rnn_lower.lower(made([2, 3], [2, 3]), opset=7)
+    feeds = {name: np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32) for name in "ab"}
+    np.testing.assert_array_equal(*(run(each, feeds)[0] for each in (made([2, 3], [2, 3]), alike)))
+
+
+@pytest.mark.parametrize(("op", "shape"), [("Unsqueeze", [2, 3]), ("Squeeze", [2, 1])])
+@pytest.mark.parametrize(("before", "after"), [(13, 9), (12, 9), (12, 10)])
+def test_axes_from_the_end_before_opset_11(op, shape, before, after):
+    axes = [numpy_helper.from_array(np.array([-1]), "axes")] if before >= 13 else []
+    node = helper.make_node(op, ["x", "axes"], ["y"]) if axes else helper.make_node(op, ["x"], ["y"], axes=[-1])
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph([node], "g", [x], [y], axes)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", before)], ir_version=8)
+    lowered = rnn_lower.lower(model, opset=after)
+    (found,) = (each for each in lowered.graph.node if each.op_type == op)
+    assert min(axis for attribute in found.attribute for axis in attribute.ints) >= 0
+    feeds = {"x": np.zeros(shape, np.float32)}
+    assert [a.shape for a in run(model, feeds)] == [a.shape for a in run(lowered, feeds)]

@@ -550,3 +550,16 @@ def test_an_unread_maximum_does_not_keep_a_fold_from_its_proof(unread):
     model.graph.node.append(helper.make_node(op, ["Y"], ["unread"], **attributes))
     lowered = rnn_lower.lower(model, fold=True)
     assert rnn_lower.prove(model, lowered)
+
+
+def test_weights_of_bodies_leave_no_declaration_behind():
+    """Folding gives the weights of branches types, which stayed when lowering transposed the weights."""
+    model, feeds = build(Case("GRU", 17, place="if", optional=("B",)))
+    lowered = rnn_lower.lower(model, fold=True)
+    for node in lowered.graph.node:
+        for attribute in node.attribute:
+            own = {name for inner in attribute.g.node for name in inner.output}
+            own |= {tensor.name for tensor in attribute.g.initializer}
+            assert {info.name for info in attribute.g.value_info} <= own
+    assert rnn_lower.prove(model, lowered)
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))

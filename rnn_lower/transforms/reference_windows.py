@@ -1,0 +1,171 @@
+"""Pools and transposed convolutions by the ONNX text, which onnx's reference evaluator computes differently or refuses.
+
+Onnx 1.23 is wrong for SAME_LOWER, `ceil_mode`, dilations, groups with a bias, and GlobalMaxPool of three axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from onnx.reference.op_run import OpRun
+
+Pads = list[tuple[int, int]]
+
+
+class Windows(NamedTuple):
+    """The windows of a pool: their elements [N, C, positions ..., kernel ...], and which of these belong to the input.
+
+    counted: whether they belong to the input or to its padding, but not to what `ceil_mode` adds behind it.
+    """
+
+    elements: Any
+    inside: Any
+    counted: Any
+
+
+def pads_of(sizes: Sequence[int], extents: Sequence[int], strides: Sequence[int], pads: Any, auto_pad: Any) -> Pads:
+    """The padding before and after each axis, negative to drop elements. extents: of a window, with its dilation."""
+    if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        sums = [(-(-n // s) - 1) * s + r - n for n, r, s in zip(sizes, extents, strides, strict=True)]
+        before = [int((n + (auto_pad == "SAME_LOWER")) / 2) for n in sums]
+        return [(n, total - n) for n, total in zip(before, sums, strict=True)]
+    numbers = [0] * 2 * len(sizes) if pads is None or auto_pad == "VALID" else list(pads)
+    return list(zip(numbers[: len(sizes)], numbers[len(sizes) :], strict=True))
+
+
+def padded(x: Any, pads: Pads, fill: Any) -> Any:
+    """An array with padding around its positions, or without as many of them where the padding is negative."""
+    kept = (slice(max(0, -a), n - max(0, -b)) for n, (a, b) in zip(x.shape[2:], pads, strict=True))
+    around = [(0, 0), (0, 0), *((max(0, a), max(0, b)) for a, b in pads)]
+    return np.pad(x[(slice(None), slice(None), *kept)], around, constant_values=fill)
+
+
+def windows_of(
+    x: Any, kernel: Sequence[int], fill: Any, *, strides: Any, dilations: Any, pads: Any, auto_pad: Any, ceil_mode: Any
+) -> Windows:
+    """The windows of a pool. fill: the value of the padding."""
+    sizes, ones = x.shape[2:], [1] * len(kernel)
+    strides, dilations = strides or ones, dilations or ones
+    extents = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    own = pads_of(sizes, extents, strides, pads, auto_pad)
+    more = [0] * len(kernel)
+    if ceil_mode and auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
+        for axis, (n, r, s, (before, after)) in enumerate(zip(sizes, extents, strides, own, strict=True)):
+            count = -(-(n + before + after - r) // s) + 1
+            count -= (count - 1) * s >= n + before  # a window must begin in the input or before it
+            more[axis] = max(0, (count - 1) * s + r - n - before - after)
+
+    def sliding(array: Any, around: Pads, value: Any) -> Any:
+        behind = [(0, m) for m in more]
+        wide = padded(padded(array, around, value), behind, False if value is True else value)
+        found = np.lib.stride_tricks.sliding_window_view(wide, extents, tuple(range(2, array.ndim)))
+        return found[(slice(None), slice(None), *(slice(None, None, step) for step in (*strides, *dilations)))]
+
+    there = np.ones((1, 1, *sizes), bool)
+    return Windows(sliding(x, own, fill), sliding(there, own, False), sliding(there, own, True))
+
+
+class _Pool(OpRun):  # type: ignore[misc]  # onnx gives it no types
+    """A pool: what becomes of its windows is up to `of_windows`."""
+
+    fill: Any = 0
+
+    def _run(
+        self, x: Any, auto_pad: Any = None, ceil_mode: Any = None, dilations: Any = None, kernel_shape: Any = None,
+        pads: Any = None, strides: Any = None, **others: Any,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        fill = np.iinfo(x.dtype).min if self.fill == -np.inf and x.dtype.kind in "iu" else self.fill
+        found = windows_of(
+            x, kernel_shape, fill, strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad,
+            ceil_mode=ceil_mode,
+        )  # fmt: skip
+        return self.of_windows(x, found, tuple(range(x.ndim, found.elements.ndim)), **others)
+
+    def of_windows(self, x: Any, found: Windows, axes: tuple[int, ...], **others: Any) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+
+class MaxPool(_Pool):
+    """MaxPool, with the output Indices."""
+
+    fill = -np.inf
+
+    def of_windows(self, x: Any, found: Windows, axes: tuple[int, ...], **others: Any) -> tuple[Any, ...]:
+        best = (found.elements.max(axes),)
+        if len(self.onnx_node.output) < 2:
+            return best
+        if others.get("storage_order"):
+            raise NotImplementedError("MaxPool with storage_order 1")
+        kept = {"dilations": None, "strides": None, "pads": None, "auto_pad": None, "ceil_mode": None}
+        kept |= {name: getattr(self, name, None) for name in kept}
+        places = np.arange(x.size).reshape(x.shape)
+        places = windows_of(places, found.elements.shape[x.ndim :], -1, **kept).elements
+        flat = [each.reshape(*best[0].shape, -1) for each in (np.broadcast_to(found.elements, places.shape), places)]
+        first = flat[0].argmax(-1)[..., None]
+        return best[0], np.take_along_axis(flat[1], first, -1)[..., 0].astype(np.int64)
+
+
+class AveragePool(_Pool):
+    """AveragePool; `count_include_pad` counts the padding, but nothing behind it."""
+
+    def of_windows(self, x: Any, found: Windows, axes: tuple[int, ...], **others: Any) -> tuple[Any, ...]:
+        counts = (found.counted if others.get("count_include_pad") else found.inside).sum(axes)
+        return ((found.elements.sum(axes) / counts).astype(x.dtype),)
+
+
+class LpPool(_Pool):
+    """LpPool."""
+
+    def of_windows(self, x: Any, found: Windows, axes: tuple[int, ...], **others: Any) -> tuple[Any, ...]:
+        p = others.get("p") or 2
+        return (((np.abs(found.elements) ** p).sum(axes) ** (1 / p)).astype(x.dtype),)
+
+
+class GlobalMaxPool(OpRun):  # type: ignore[misc]
+    """GlobalMaxPool of any rank."""
+
+    def _run(self, x: Any) -> tuple[Any, ...]:
+        return (x.max(tuple(range(2, x.ndim)), keepdims=True),)
+
+
+class GlobalLpPool(OpRun):  # type: ignore[misc]
+    """GlobalLpPool, which onnx 1.23 does not have."""
+
+    def _run(self, x: Any, p: Any = None) -> tuple[Any, ...]:
+        sums = (np.abs(x) ** (p or 2)).sum(tuple(range(2, x.ndim)), keepdims=True)
+        return ((sums ** (1 / (p or 2))).astype(x.dtype),)
+
+
+class ConvTranspose(OpRun):  # type: ignore[misc]
+    """ConvTranspose with groups, `output_shape` and `auto_pad`."""
+
+    def _run(
+        self, x: Any, w: Any, b: Any = None, auto_pad: Any = None, dilations: Any = None, group: Any = None,
+        kernel_shape: Any = None, output_padding: Any = None, output_shape: Any = None, pads: Any = None,
+        strides: Any = None,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        sizes, kernel, ones, groups = x.shape[2:], w.shape[2:], [1] * (x.ndim - 2), group or 1
+        strides, dilations, extra = strides or ones, dilations or ones, output_padding or [0] * len(ones)
+        if auto_pad in ("SAME_UPPER", "SAME_LOWER") and output_shape is None:
+            output_shape = [n * s for n, s in zip(sizes, strides, strict=True)]
+        whole = [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in zip(sizes, strides, kernel, dilations, strict=True)]
+        around = pads_of(sizes, whole, strides, pads, None if output_shape is None else "VALID")
+        if output_shape is not None:
+            sums = [r + e - o for r, e, o in zip(whole, extra, list(output_shape)[-len(ones) :], strict=True)]
+            around = [(n // 2, n - n // 2) if auto_pad == "SAME_UPPER" else (n - n // 2, n // 2) for n in sums]
+        y = np.zeros((len(x), w.shape[1] * groups, *(r + e for r, e in zip(whole, extra, strict=True))), x.dtype)
+        parts = zip(np.split(x, groups, 1), np.split(w, groups), np.split(y, groups, 1), strict=True)
+        for inputs, weights, outputs in parts:
+            for place in np.ndindex(*kernel):
+                added = np.einsum("nc...,cm->nm...", inputs, weights[(slice(None), slice(None), *place)])
+                ways = zip(place, dilations, strides, sizes, strict=True)
+                at = (slice(k * d, k * d + (n - 1) * s + 1, s) for k, d, s, n in ways)
+                outputs[(slice(None), slice(None), *at)] += added
+        y = padded(y, [(-before, -after) for before, after in around], 0)
+        return (y if b is None else y + b.reshape(-1, *ones),)
+
+
+WINDOWS = (MaxPool, AveragePool, LpPool, GlobalMaxPool, GlobalLpPool, ConvTranspose)
+"""For `onnx.reference.ReferenceEvaluator(model, new_ops=WINDOWS)`."""
