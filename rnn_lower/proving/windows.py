@@ -14,6 +14,7 @@ from rnn_lower.ir.walk import constant
 from rnn_lower.proving.call import Call, Operator, OutOfScopeError, WrongError
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.reductions import average, largest
+from rnn_lower.proving.scalar_functions import absolute
 from rnn_lower.transforms.evaluate import evaluate
 from rnn_lower.transforms.reference_windows import padded, pads_of
 
@@ -135,6 +136,16 @@ def _average_pool(call: Call) -> Array:
     return call.field.multiply(total, call.field.inverse(call.field.integers(counts)))
 
 
+def _lp_pool(call: Call) -> Array:
+    """The p-th root of the sum of the p-th powers of magnitudes."""
+    x, field, p, is_global = call.real(0), call.field, call.attribute("p", 2), call.node.op_type == "GlobalLpPool"
+    windows = x if is_global else _windows(call, x, call.attribute("kernel_shape"), ZERO)
+    powers = field.multiply(windows, windows) if p == 2 else field.function(f"power {p}", windows)
+    powers = absolute(field, windows) if p == 1 else powers
+    total = field.total(powers, tuple(range(2 if is_global else x.ndim, windows.ndim)), is_global)
+    return total if p == 1 else field.function("sqrt" if p == 2 else f"root {p}", total)
+
+
 def _global(reduce: Callable[..., Array]) -> Operator:
     return lambda call: reduce(call.field, call.real(0), tuple(range(2, call[0].ndim)), True)
 
@@ -179,5 +190,6 @@ def _resized_units(call: Call, size: int, to: Array) -> Array:
 
 WINDOWS: dict[str, Operator] = {
     "AveragePool": _average_pool, "Conv": _conv, "ConvTranspose": _conv_transpose,
-    "GlobalAveragePool": _global(average), "GlobalMaxPool": _global(largest), "MaxPool": _max_pool, "Resize": _resize,
+    "GlobalAveragePool": _global(average), "GlobalLpPool": _lp_pool, "GlobalMaxPool": _global(largest),
+    "LpPool": _lp_pool, "MaxPool": _max_pool, "Resize": _resize,
 }  # fmt: skip

@@ -82,12 +82,13 @@ def pooling(ctx: RuleContext) -> list[AxisInfo]:
         return [x.moved(along(ctx, x), ctx.resized(x, range(2, x.rank)))]
     if len(ctx.node.outputs) > 1:
         raise ctx.refuse("it also returns the positions of the maxima in the whole input")
-    average = ctx.node.op_type == "AveragePool"
-    if average and not ctx.attribute("count_include_pad", 0) and _window(ctx, x, along(ctx, x)).before:
+    if (
+        ctx.node.op_type == "AveragePool"
+        and not ctx.attribute("count_include_pad", 0)
+        and _window(ctx, x, along(ctx, x)).before
+    ):
         raise ctx.refuse("its first output frames are averages of fewer values, because count_include_pad is 0")
-    if ctx.node.op_type == "LpPool" and _window(ctx, x, along(ctx, x)).before:
-        raise ctx.refuse("it pads along the time axis")
-    return _windowed(ctx, x, 0.0 if average else -np.inf)
+    return _windowed(ctx, x, -np.inf if ctx.node.op_type == "MaxPool" else 0.0)
 
 
 def global_pooling(ctx: RuleContext) -> list[AxisInfo]:

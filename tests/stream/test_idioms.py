@@ -518,3 +518,35 @@ def test_an_older_opset_is_converted_first(opset, keep_native):
         rnn_lower.stream(model, axis="T")
     for lengths in (None, [1] * 13):
         same_in_chunks(model, feeds, "T", s.rng, lengths, opset=17, keep_native=keep_native)
+
+
+OF_FEW_FRAMES = {
+    "ReduceMin over channels": "c = Conv <kernel_shape = [3]> (x, w) y = ReduceMin <axes = [1]> (c)",
+    "ReduceMax over channels": "c = Conv <kernel_shape = [3]> (x, w) y = ReduceMax <axes = [1]> (c)",
+    "ReduceProd over channels": "c = Conv <kernel_shape = [3]> (x, w) y = ReduceProd <axes = [1]> (c)",
+    "LpPool of p = 1": "y = LpPool <kernel_shape = [3], pads = [2, 0], p = 1> (x)",
+    "LpPool of p = 3": "y = LpPool <kernel_shape = [3], pads = [1, 0], p = 3> (x)",
+    "groups of a ConvTranspose": (
+        "c = ConvTranspose <kernel_shape = [3], group = 2, strides = [2]> (x, v, b) y = Slice (c, z, m, t)"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OF_FEW_FRAMES)
+def test_of_chunks_that_may_be_empty(kind):
+    """The first chunk of one frame has none behind a Conv without padding."""
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 17]>
+        main (float[N, 2, T] x) => (float[N, C, U] y)
+        <float[2, 2, 3] w = {{{", ".join(f"{n / 8}" for n in range(-5, 7))}}}, float[2] b = {{1.0, 2.0}},
+         float[2, 1, 3] v = {{0.5, -1.0, 1.5, 2.0, -0.5, 1.0}}, int64[1] z = {{0}}, int64[1] m = {{-1}}, int64[1] t = {{2}}>
+        {{ {OF_FEW_FRAMES[kind]} }}
+    """)
+    made = rnn_lower.stream(model, axis="T")
+    proof = rnn_lower.prove_streaming(model, made)
+    assert proof, proof.verdict
+    x = np.random.default_rng(0).uniform(-1, 1, (2, 2, 9)).astype(np.float32)
+    (wanted,) = run_onnxruntime(model, {"x": x})
+    session = rnn_lower.StreamingSession(made)
+    got = np.concatenate([session.run(x[..., k : k + 1])["y"] for k in range(9)], 2)
+    close([got], [wanted[..., : got.shape[2]]])
