@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.reductions import average, largest
 from rnn_lower.proving.scalar_functions import absolute
 from rnn_lower.transforms.evaluate import evaluate
-from rnn_lower.transforms.reference_windows import padded, pads_of
+from rnn_lower.transforms.reference_windows import EVERYTHING, Windows, extents_of, sliding, windows_of
 
 ZERO = np.zeros((), np.uint64)
 
@@ -25,43 +24,27 @@ class SmallInputError(WrongError):
     """A window is larger than its input."""
 
 
-EVERYTHING = (slice(None), slice(None))
-"""Slices for the batch and the channels."""
-
-
 def _numbers(call: Call, name: str, default: int, count: int) -> list[int]:
     return list(call.attribute(name, None) or [default] * count)
 
 
-def _pads(call: Call, sizes: Sequence[int], extent: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
+def _windows(call: Call, x: Array, kernel: Sequence[int], fill: Array) -> Windows:
+    """Return the windows of an input [N, C, positions ..., kernel ...]."""
     auto = call.attribute("auto_pad", "NOTSET") or "NOTSET"
     if auto not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
         raise WrongError(f"{call.label} has the unknown auto_pad '{auto}'")
-    return pads_of(sizes, extent, strides, _numbers(call, "pads", 0, 2 * len(sizes)), auto)
-
-
-def _windows(call: Call, x: Array, kernel: Sequence[int], fill: Array) -> Array:
-    """Return the windows of a padded input [N, C, positions ..., kernel ...]."""
     strides, dilations = (_numbers(call, name, 1, x.ndim - 2) for name in ("strides", "dilations"))
-    if call.attribute("ceil_mode", 0):
-        raise OutOfScopeError(f"{call.label} sets the attribute 'ceil_mode', which the proof does not support")
-    extent = _extent(kernel, dilations)
-    if "SAME" in str(call.attribute("auto_pad", "")) and max(dilations, default=1) > 1 and "Pool" in call.node.op_type:
+    if "SAME" in auto and max(dilations, default=1) > 1 and "Pool" in call.node.op_type:
         raise OutOfScopeError(
             f"{call.label} has dilations and an auto_pad, which onnxruntime does not pad as ONNX says"
         )
-    return _sliding(padded(x, _pads(call, x.shape[2:], extent, strides), fill), extent, strides, dilations)
-
-
-def _extent(kernel: Sequence[int], dilations: Sequence[int]) -> list[int]:
-    return [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-
-
-def _sliding(x: Array, extent: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Array:
-    if any(n < r for n, r in zip(x.shape[2:], extent, strict=True)):
-        raise SmallInputError("the window of a pooling or convolution operator is larger than its input")
-    windows = np.lib.stride_tricks.sliding_window_view(x, extent, tuple(range(2, x.ndim)))
-    return np.asarray(windows[(*EVERYTHING, *(slice(None, None, step) for step in (*strides, *dilations)))])
+    pads, ceil_mode = call.attribute("pads"), call.attribute("ceil_mode", 0)
+    try:
+        return windows_of(
+            x, kernel, fill, strides=strides, dilations=dilations, pads=pads, auto_pad=auto, ceil_mode=ceil_mode
+        )
+    except ValueError:
+        raise SmallInputError("the window of a pooling or convolution operator is larger than its input") from None
 
 
 def _with_bias(call: Call, y: Array) -> Array:
@@ -77,7 +60,7 @@ def _weights(call: Call) -> Array:
 
 def _conv(call: Call) -> Array:
     x, weights = call.real(0), _weights(call)
-    windows = _windows(call, x, weights.shape[2:], ZERO)
+    windows = _windows(call, x, weights.shape[2:], ZERO).elements
     return _with_bias(call, _convolved(call.field, windows, weights, call.attribute("group", 1)))
 
 
@@ -106,14 +89,14 @@ def _conv_transpose(call: Call) -> Array:
         raise OutOfScopeError(
             f"{call.label} sets the attribute 'output_shape' or 'auto_pad', which the proof does not support"
         )
-    pads, extent = _numbers(call, "pads", 0, 2 * count), _extent(weights.shape[2:], dilations)
+    pads, extent = _numbers(call, "pads", 0, 2 * count), extents_of(weights.shape[2:], dilations)
     sizes = (max(0, (n - 1) * s + 1) for n, s in zip(x.shape[2:], strides, strict=True))
     wide = np.zeros((*x.shape[:2], *sizes), np.uint64)
     wide[(*EVERYTHING, *(slice(None, None, s) for s in strides))] = x
     wide = np.pad(wide, [(0, 0), (0, 0), *((r - 1, r - 1 + e) for r, e in zip(extent, extra, strict=True))])
     flipped = np.flip(weights, tuple(range(2, weights.ndim)))
     kernels = np.concatenate([part.swapaxes(0, 1) for part in np.split(flipped, group)])
-    y = _convolved(call.field, _sliding(wide, extent, [1] * count, dilations), kernels, group)
+    y = _convolved(call.field, sliding(wide, extent, [1] * count, dilations), kernels, group)
     crops = [slice(pads[k], y.shape[2 + k] - pads[k + count]) for k in range(count)]
     return _with_bias(call, y[(*EVERYTHING, *crops)])
 
@@ -121,25 +104,22 @@ def _conv_transpose(call: Call) -> Array:
 def _max_pool(call: Call) -> Array:
     if len(call.node.outputs) > 1:
         raise OutOfScopeError(f"the model uses the output 'Indices' of {call.label}, which the proof does not support")
-    windows = _windows(call, call.real(0), call.attribute("kernel_shape"), call.field.symbol(-np.inf))
+    windows = _windows(call, call.real(0), call.attribute("kernel_shape"), call.field.symbol(-np.inf)).elements
     return largest(call.field, windows, tuple(range(call[0].ndim, windows.ndim)), False)
 
 
 def _average_pool(call: Call) -> Array:
-    x, kernel = call.real(0), call.attribute("kernel_shape")
-    windows = _windows(call, x, kernel, ZERO)
-    axes = tuple(range(x.ndim, windows.ndim))
-    total = call.field.total(windows, axes)
-    counts = np.full(total.shape, math.prod(kernel))
-    if not call.attribute("count_include_pad", 0):
-        counts = _windows(call, np.ones_like(x), kernel, ZERO).sum(axes)
-    return call.field.multiply(total, call.field.inverse(call.field.integers(counts)))
+    x, field = call.real(0), call.field
+    found = _windows(call, x, call.attribute("kernel_shape"), ZERO)
+    axes = tuple(range(x.ndim, found.elements.ndim))
+    counts = (found.counted if call.attribute("count_include_pad", 0) else found.inside).sum(axes)
+    return field.multiply(field.total(found.elements, axes), field.inverse(field.integers(counts)))
 
 
 def _lp_pool(call: Call) -> Array:
     """The p-th root of the sum of the p-th powers of magnitudes."""
     x, field, p, is_global = call.real(0), call.field, call.attribute("p", 2), call.node.op_type == "GlobalLpPool"
-    windows = x if is_global else _windows(call, x, call.attribute("kernel_shape"), ZERO)
+    windows = x if is_global else _windows(call, x, call.attribute("kernel_shape"), ZERO).elements
     powers = field.multiply(windows, windows) if p == 2 else field.function(f"power {p}", windows)
     powers = absolute(field, windows) if p == 1 else powers
     total = field.total(powers, tuple(range(2 if is_global else x.ndim, windows.ndim)), is_global)

@@ -13,6 +13,9 @@ from onnx.reference.op_run import OpRun
 
 Pads = list[tuple[int, int]]
 
+EVERYTHING = (slice(None), slice(None))
+"""Slices for the batch and the channels."""
+
 
 class Windows(NamedTuple):
     """The windows of a pool: their elements [N, C, positions ..., kernel ...], and which of these belong to the input.
@@ -39,32 +42,39 @@ def padded(x: Any, pads: Pads, fill: Any) -> Any:
     """An array with padding around its positions, or without as many of them where the padding is negative."""
     kept = (slice(max(0, -a), n - max(0, -b)) for n, (a, b) in zip(x.shape[2:], pads, strict=True))
     around = [(0, 0), (0, 0), *((max(0, a), max(0, b)) for a, b in pads)]
-    return np.pad(x[(slice(None), slice(None), *kept)], around, constant_values=fill)
+    return np.pad(x[(*EVERYTHING, *kept)], around, constant_values=fill)
+
+
+def extents_of(kernel: Sequence[int], dilations: Sequence[int]) -> list[int]:
+    return [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+
+
+def sliding(x: Any, extents: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Any:
+    """The windows [N, C, positions ..., kernel ...]. Raises ValueError for a window that is larger than the input."""
+    windows = np.lib.stride_tricks.sliding_window_view(x, extents, tuple(range(2, x.ndim)))
+    return windows[(*EVERYTHING, *(slice(None, None, step) for step in (*strides, *dilations)))]
 
 
 def windows_of(
     x: Any, kernel: Sequence[int], fill: Any, *, strides: Any, dilations: Any, pads: Any, auto_pad: Any, ceil_mode: Any
 ) -> Windows:
-    """The windows of a pool. fill: the value of the padding."""
+    """The windows of a pool or convolution. fill: the value of the padding."""
     sizes, ones = x.shape[2:], [1] * len(kernel)
     strides, dilations = strides or ones, dilations or ones
-    extents = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-    own = pads_of(sizes, extents, strides, pads, auto_pad)
-    more = [0] * len(kernel)
+    extents, behind = extents_of(kernel, dilations), [(0, 0)] * len(kernel)
+    around = pads_of(sizes, extents, strides, pads, auto_pad)
     if ceil_mode and auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
-        for axis, (n, r, s, (before, after)) in enumerate(zip(sizes, extents, strides, own, strict=True)):
+        for axis, (n, r, s, (before, after)) in enumerate(zip(sizes, extents, strides, around, strict=True)):
             count = -(-(n + before + after - r) // s) + 1
             count -= (count - 1) * s >= n + before  # a window must begin in the input or before it
-            more[axis] = max(0, (count - 1) * s + r - n - before - after)
-
-    def sliding(array: Any, around: Pads, value: Any) -> Any:
-        behind = [(0, m) for m in more]
-        wide = padded(padded(array, around, value), behind, False if value is True else value)
-        found = np.lib.stride_tricks.sliding_window_view(wide, extents, tuple(range(2, array.ndim)))
-        return found[(slice(None), slice(None), *(slice(None, None, step) for step in (*strides, *dilations)))]
-
+            behind[axis] = (0, max(0, (count - 1) * s + r - n - before - after))
     there = np.ones((1, 1, *sizes), bool)
-    return Windows(sliding(x, own, fill), sliding(there, own, False), sliding(there, own, True))
+    arrays = (
+        padded(padded(x, around, fill), behind, fill),
+        padded(padded(there, around, False), behind, False),
+        padded(padded(there, around, True), behind, False),
+    )
+    return Windows(*(sliding(array, extents, strides, dilations) for array in arrays))
 
 
 class _Pool(OpRun):  # type: ignore[misc]  # onnx gives it no types
@@ -150,7 +160,7 @@ class ConvTranspose(OpRun):  # type: ignore[misc]
         strides, dilations, extra = strides or ones, dilations or ones, output_padding or [0] * len(ones)
         if auto_pad in ("SAME_UPPER", "SAME_LOWER") and output_shape is None:
             output_shape = [n * s for n, s in zip(sizes, strides, strict=True)]
-        whole = [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in zip(sizes, strides, kernel, dilations, strict=True)]
+        whole = [(n - 1) * s + r for n, s, r in zip(sizes, strides, extents_of(kernel, dilations), strict=True)]
         around = pads_of(sizes, whole, strides, pads, None if output_shape is None else "VALID")
         if output_shape is not None:
             sums = [r + e - o for r, e, o in zip(whole, extra, list(output_shape)[-len(ones) :], strict=True)]
@@ -159,10 +169,10 @@ class ConvTranspose(OpRun):  # type: ignore[misc]
         parts = zip(np.split(x, groups, 1), np.split(w, groups), np.split(y, groups, 1), strict=True)
         for inputs, weights, outputs in parts:
             for place in np.ndindex(*kernel):
-                added = np.einsum("nc...,cm->nm...", inputs, weights[(slice(None), slice(None), *place)])
+                added = np.einsum("nc...,cm->nm...", inputs, weights[(*EVERYTHING, *place)])
                 ways = zip(place, dilations, strides, sizes, strict=True)
                 at = (slice(k * d, k * d + (n - 1) * s + 1, s) for k, d, s, n in ways)
-                outputs[(slice(None), slice(None), *at)] += added
+                outputs[(*EVERYTHING, *at)] += added
         y = padded(y, [(-before, -after) for before, after in around], 0)
         return (y if b is None else y + b.reshape(-1, *ones),)
 
