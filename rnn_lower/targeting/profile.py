@@ -105,6 +105,12 @@ class Target:
             yield "supported operators", ", ".join(sorted(self.constraints.takes))
         if self.constraints.avoid:
             yield "avoided operators", ", ".join(sorted(self.constraints.avoid))
+        if not self.scan_captures:
+            yield "Scan", "a body must not read values that are computed outside it"
+        if self.empty:
+            yield "empty tensors", "supported"
+        for op_type, largest in self.constraints.saturates.items():
+            yield op_type, f"fails for arguments beyond {largest:g}, so they are limited"
         for op_type, limits in self.constraints.limits.items():
             words = "; ".join(CHECKS[name][0](text) for name, text in limits.items())
             yield op_type, f"only {words}"
