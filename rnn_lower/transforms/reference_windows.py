@@ -5,7 +5,7 @@ Onnx 1.23 is wrong for SAME_LOWER, `ceil_mode`, dilations, groups with a bias, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,10 @@ class Windows(NamedTuple):
     elements: Any
     inside: Any
     counted: Any
+
+
+Find = Callable[[Any, Any], Windows]
+"""Return the windows of an array that is padded with a value."""
 
 
 def pads_of(sizes: Sequence[int], extents: Sequence[int], strides: Sequence[int], pads: Any, auto_pad: Any) -> Pads:
@@ -78,59 +82,59 @@ def windows_of(
 
 
 class _Pool(OpRun):  # type: ignore[misc]  # onnx gives it no types
-    """A pool: what becomes of its windows is up to `of_windows`."""
-
-    fill: Any = 0
+    """A pool: what becomes of its windows is up to `pooled`."""
 
     def _run(
         self, x: Any, auto_pad: Any = None, ceil_mode: Any = None, dilations: Any = None, kernel_shape: Any = None,
         pads: Any = None, strides: Any = None, **others: Any,
     ) -> tuple[Any, ...]:  # fmt: skip
-        fill = np.iinfo(x.dtype).min if self.fill == -np.inf and x.dtype.kind in "iu" else self.fill
-        found = windows_of(
-            x, kernel_shape, fill, strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad,
-            ceil_mode=ceil_mode,
-        )  # fmt: skip
-        return self.of_windows(x, found, tuple(range(x.ndim, found.elements.ndim)), **others)
+        def find(array: Any, fill: Any) -> Windows:
+            return windows_of(
+                array, kernel_shape, fill, strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad,
+                ceil_mode=ceil_mode,
+            )  # fmt: skip
 
-    def of_windows(self, x: Any, found: Windows, axes: tuple[int, ...], **others: Any) -> tuple[Any, ...]:
+        axes = tuple(range(x.ndim, 2 * x.ndim - 2))
+        return tuple(result.astype(dtype) for result, dtype in self.pooled(x, find, axes, **others))
+
+    def pooled(self, x: Any, find: Find, axes: tuple[int, ...], **others: Any) -> list[tuple[Any, Any]]:
+        """The results with their types. axes: of a window."""
         raise NotImplementedError
 
 
 class MaxPool(_Pool):
     """MaxPool, with the output Indices."""
 
-    fill = -np.inf
-
-    def of_windows(self, x: Any, found: Windows, axes: tuple[int, ...], **others: Any) -> tuple[Any, ...]:
-        best = (found.elements.max(axes),)
+    def pooled(self, x: Any, find: Find, axes: tuple[int, ...], **others: Any) -> list[tuple[Any, Any]]:
+        """The maxima and, if requested, their positions in the input."""
+        elements = find(x, np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf).elements
+        best = elements.max(axes)
         if len(self.onnx_node.output) < 2:
-            return best
+            return [(best, x.dtype)]
         if others.get("storage_order"):
             raise NotImplementedError("MaxPool with storage_order 1")
-        kept = {"dilations": None, "strides": None, "pads": None, "auto_pad": None, "ceil_mode": None}
-        kept |= {name: getattr(self, name, None) for name in kept}
-        places = np.arange(x.size).reshape(x.shape)
-        places = windows_of(places, found.elements.shape[x.ndim :], -1, **kept).elements
-        flat = [each.reshape(*best[0].shape, -1) for each in (np.broadcast_to(found.elements, places.shape), places)]
-        first = flat[0].argmax(-1)[..., None]
-        return best[0], np.take_along_axis(flat[1], first, -1)[..., 0].astype(np.int64)
+        places = find(np.arange(x.size).reshape(x.shape), -1).elements.reshape(*best.shape, -1)
+        first = elements.reshape(*best.shape, -1).argmax(-1)[..., None]
+        return [(best, x.dtype), (np.take_along_axis(places, first, -1)[..., 0], np.int64)]
 
 
 class AveragePool(_Pool):
     """AveragePool; `count_include_pad` counts the padding, but nothing behind it."""
 
-    def of_windows(self, x: Any, found: Windows, axes: tuple[int, ...], **others: Any) -> tuple[Any, ...]:
+    def pooled(self, x: Any, find: Find, axes: tuple[int, ...], **others: Any) -> list[tuple[Any, Any]]:
+        """The means."""
+        found = find(x, 0)
         counts = (found.counted if others.get("count_include_pad") else found.inside).sum(axes)
-        return ((found.elements.sum(axes) / counts).astype(x.dtype),)
+        return [(found.elements.sum(axes) / counts, x.dtype)]
 
 
 class LpPool(_Pool):
     """LpPool."""
 
-    def of_windows(self, x: Any, found: Windows, axes: tuple[int, ...], **others: Any) -> tuple[Any, ...]:
+    def pooled(self, x: Any, find: Find, axes: tuple[int, ...], **others: Any) -> list[tuple[Any, Any]]:
+        """The norms."""
         p = others.get("p") or 2
-        return (((np.abs(found.elements) ** p).sum(axes) ** (1 / p)).astype(x.dtype),)
+        return [((np.abs(find(x, 0).elements) ** p).sum(axes) ** (1 / p), x.dtype)]
 
 
 class GlobalMaxPool(OpRun):  # type: ignore[misc]
