@@ -94,6 +94,7 @@ def for_python(text: str) -> str:
 
     text = re.sub(rf"{_DIM}(?: {_DIM})*", dims, text)
     text = re.sub(r"--state ([^\s=]+)=([\w./:]*\w)", r'states={"\1": "\2"}', text)
+    text = re.sub(r"--set ([^\s=]+)=(\w+)", r'set_inputs={"\1": \2}', text)
     text = re.sub(rf"--({_VALUED}) ([\w.@/\[\]']+)", valued, text)
     return re.sub(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)", lambda found: _name(found[1]), text)
 

@@ -164,6 +164,11 @@ WITH_THREADS = {"openvino", "torch", "cv2", "tvm", "iree.runtime"}
 """Modules that start threads: a forked child lacks them and would wait for them."""
 
 
+def _lines(name: str) -> tuple[str, ...]:
+    """The release lines of a runtime that a target is for; none if it is for all."""
+    return TARGETS[name].versions or tuple(filter(None, [name.partition("@")[2]]))
+
+
 def missing(name: str) -> str | None:
     """The reason why a runtime cannot run here, or None."""
     distribution = RUNNERS[name][0]
@@ -171,7 +176,7 @@ def missing(name: str) -> str | None:
         installed = importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return f"{distribution} is not installed"
-    lines = TARGETS[name].versions or tuple(filter(None, [name.partition("@")[2]]))
+    lines = _lines(name)
     if lines and not installed.startswith(tuple(f"{line}." for line in lines)):
         return f"{distribution} {installed} is installed, but the target needs {distribution} {' or '.join(lines)}"
     if name == "tinygrad" and shutil.which("clang") is None:
@@ -189,7 +194,7 @@ def open_runtime(name: str, document: Document) -> runners.Run:
         raise RnnLowerError(f"--on {name}: models can be run only on {', '.join(RUNNERS)}")
     why = missing(name)
     if why is not None:
-        package, _, line = f"{RUNNERS[name][0]}@{name.partition('@')[2]}".partition("@")
+        package, line = RUNNERS[name][0], next(iter(_lines(name)), "")
         wanted = f"'{package}=={line}.*'" if line[:1].isdigit() else package
         raise RnnLowerError(f"--on {name}: {why}; pip install {wanted}")
 

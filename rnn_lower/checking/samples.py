@@ -212,8 +212,6 @@ class _Draw:
         return _lengths(self.rng, shape, longest if isinstance(longest, int) else self.size(longest), self.index)
 
     def array(self, dtype: ir.DataType, shape: list[int], scales: Sequence[float]) -> np.ndarray:
-        if dtype == ir.DataType.BOOL:
-            return self.rng.integers(0, 2, shape).astype(bool)
         if dtype == ir.DataType.STRING:
             raise RnnLowerError("the model has string inputs; provide inputs (--inputs X.npz)")
         if dtype.is_integer():

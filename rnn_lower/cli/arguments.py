@@ -67,7 +67,10 @@ class _Parser(argparse.ArgumentParser):
         commands = {name: parser._option_string_actions for each in choices for name, parser in each.items()}
         if known := [name for name, flags in commands.items() if flag in flags]:
             return f"; only rnn-lower {', '.join(known)} {'has' if len(known) == 1 else 'have'} this option"
-        near = difflib.get_close_matches(flag, {flag for flags in commands.values() for flag in flags}, 1)
+        every = {*self._option_string_actions, *(flag for flags in commands.values() for flag in flags)}
+        if flag in self._option_string_actions:
+            return f"; write rnn-lower {flag}, without a command"
+        near = difflib.get_close_matches(flag, every, 1)
         return f"; did you mean {near[0]}?" if near else ""
 
 
@@ -488,7 +491,8 @@ def named_states(texts: Sequence[str]) -> dict[str, str]:
         name, equals, output = text.partition("=")
         if not equals or not name or not output:
             raise RnnLowerError(f"--state {text}: write INPUT=OUTPUT, e.g. --state h=new_h")
-        states[name] = output
+        if states.setdefault(name, output) != output:
+            raise RnnLowerError(f"--state {text}: input '{name}' already has the output '{states[name]}'")
     return states
 
 

@@ -378,11 +378,13 @@ def _data(report: CheckReport | Proof) -> dict[str, Any]:
 
 
 def _print_reports(arguments: argparse.Namespace, reports: Sequence[CheckReport | Proof]) -> None:
-    for report in reports:
+    wanted = getattr(arguments, "counterexample", None)
+    is_lacking = wanted and not all(report.ok for report in reports)
+    is_lacking = is_lacking and not any(getattr(report, "counterexample", "") for report in reports)
+    for number, report in enumerate(reports, 1):
         for line in report.lines(arguments.verbose):
             _print(line)
-        wanted = getattr(arguments, "counterexample", None)
-        if wanted and not report.ok and not getattr(report, "counterexample", wanted):
+        if is_lacking and number == len(reports):
             _print(f"no inputs were found for which the outputs differ, so {wanted} was not written")
         _print(report.verdict)
 

@@ -108,11 +108,9 @@ class Document:
         inputs, declared = {v.name for v in proto.graph.input}, {info.name: info for info in self.proto.graph.output}
         before = {info.name for graph in protobuf.graphs_in(self.proto.graph) for info in graph.value_info}
         graphs = [*protobuf.graphs_in(proto.graph)]
-        weights = {
-            tensor.name for graph in graphs for tensor in graph.initializer
-        }  # which state their types themselves
+        weights = {tensor.name for graph in graphs for tensor in graph.initializer} - before  # they state their types
         for graph in graphs:
-            protobuf.remove_if(graph.value_info, lambda info: info.name in weights - before)
+            protobuf.remove_if(graph.value_info, lambda info: info.name in weights)
         for output in proto.graph.output:
             if output.name in inputs & declared.keys():  # a declaration that does not describe the input
                 output.CopyFrom(declared[output.name])

@@ -104,16 +104,11 @@ def _from_start(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes 
 
 def _one_size(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
     shapes = {None if value is None else shape_info.shape(value) for value in node.inputs}
-    if len(shapes) == 1 and not any(shape is None or None in shape for shape in shapes):
+    is_known = not any(shape is None or None in shape for shape in shapes)
+    if len(set(node.inputs)) == 1 or (len(shapes) == 1 and is_known):
         return {}
-    return "before opset 8, all its inputs must have the same shape"
-
-
-def _counted(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
-    indices = constant(node.inputs[0]) if node.inputs else None
-    if indices is not None and np.min(indices, initial=0) < 0:
-        return "before opset 11, its indices must not be negative"
-    return {}
+    reason = "" if is_known else ", but the shapes of its inputs are not all known"
+    return f"before opset 8, all its inputs must have the same shape{reason}"
 
 
 def _asymmetric(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
@@ -173,7 +168,6 @@ CHANGES = (
     Change(("If",), 11, down=_one_shape),
     Change(("Max", "Mean", "Min", "Sum"), 8, down=_one_size),
     Change(("Flatten", "Squeeze", "Unsqueeze"), 11, down=_from_start),
-    Change(("OneHot",), 11, down=_counted),
     Change(("Dropout",), 12, up=_mask, down=_mask),
     Change(("Softmax", "LogSoftmax"), 13, down=_last_axis),  # onnx's converter flattens on the way up
     Change(("Hardmax",), 13, up=_last_axis),  # onnx has no converter for the way down

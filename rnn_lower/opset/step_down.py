@@ -86,12 +86,12 @@ def _reshape(older: Restated) -> bool:
 
 def _axes(older: Restated) -> bool:
     """Turn constant axes into an attribute."""
-    axes = constant(older.node.inputs[1]) if len(older.node.inputs) > 1 else None
-    if len(older.node.inputs) > 1 and axes is None:
-        return False
+    if len(older.node.inputs) > 1 and older.node.inputs[1] is not None:
+        axes = constant(older.node.inputs[1])
+        if axes is None or not axes.size:
+            return False
+        older.proto.attribute.append(onnx.helper.make_attribute("axes", [int(axis) for axis in axes.ravel()]))
     del older.proto.input[1:]
-    if axes is not None:
-        older.proto.attribute.append(onnx.helper.make_attribute("axes", axes.ravel().tolist()))
     return True
 
 
@@ -122,16 +122,7 @@ def _pad(older: Restated) -> bool:
 
 
 def _reduce(older: Restated) -> bool:
-    """Move the axes of a reduction to an attribute."""
-    if not _without(noop_with_empty_axes=0)(older):
-        return False
-    if len(older.node.inputs) > 1 and older.node.inputs[1] is not None:
-        axes = constant(older.node.inputs[1])
-        if axes is None or not axes.size:
-            return False
-        older.proto.attribute.append(onnx.helper.make_attribute("axes", [int(axis) for axis in axes.ravel()]))
-    del older.proto.input[1:]
-    return True
+    return _without(noop_with_empty_axes=0)(older) and _axes(older)
 
 
 REDUCE = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")

@@ -26,7 +26,7 @@ from rnn_lower.proving.integer_flow import IntegerFlow
 from rnn_lower.proving.movement import MOVED_BY_ONNX
 from rnn_lower.proving.whole_model import CASTS, ModelInterpreter
 from rnn_lower.proving.windows import SmallInputError
-from rnn_lower.transforms.evaluate import CORRECTED, TRUSTED, evaluate_node
+from rnn_lower.transforms.evaluate import KNOWN, evaluate_node
 from rnn_lower.transforms.strip_weights import sizes_of
 
 MOVES = (*MOVED_BY_ONNX, *DATA_MOVEMENT, "Pad", "Tile")
@@ -173,7 +173,7 @@ class WholeEvaluator(ModelInterpreter):
         is_emitted = node.metadata_props.get("rnn_lower.op") in OP_TYPES and node.op_type != "Add"
         rounds = (flows or is_emitted) and is_real and node.op_type not in (*MOVES, *COMPARE, "Cast")
         if own and not rounds and all(a is None or b is not None for a, b in zip(operands, numbers, strict=True)):
-            is_known = node.op_type in TRUSTED | CORRECTED
+            is_known = node.op_type in KNOWN
             return self._computed(node, numbers) if is_known else self._unknown(node, operands)
         self._use(operands)
         if own and node.op_type not in (*MOVES, *RINGS) and any(map(self._is_whole, node.inputs, operands)):

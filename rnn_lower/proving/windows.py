@@ -15,7 +15,7 @@ from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.reductions import average, largest
 from rnn_lower.proving.scalar_functions import absolute
 from rnn_lower.transforms.evaluate import evaluate
-from rnn_lower.transforms.reference_windows import EVERYTHING, Windows, extents_of, sliding, windows_of
+from rnn_lower.transforms.reference_windows import EVERYTHING, extents_of, sliding, windows_of
 
 ZERO = np.zeros((), np.uint64)
 
@@ -28,21 +28,20 @@ def _numbers(call: Call, name: str, default: int, count: int) -> list[int]:
     return list(call.attribute(name, None) or [default] * count)
 
 
-def _windows(call: Call, x: Array, kernel: Sequence[int], fill: Array) -> Windows:
-    """Return the windows of an input [N, C, positions ..., kernel ...]."""
+def _windows(call: Call, x: Array, kernel: Sequence[int], fill: Any, behind: Any = None) -> Array:
+    """Return the windows of an input [N, C, positions ..., kernel ...]; see `windows_of`."""
     auto = call.attribute("auto_pad", "NOTSET") or "NOTSET"
     if auto not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
         raise WrongError(f"{call.label} has the unknown auto_pad '{auto}'")
     strides, dilations = (_numbers(call, name, 1, x.ndim - 2) for name in ("strides", "dilations"))
-    if "SAME" in auto and max(dilations, default=1) > 1 and "Pool" in call.node.op_type:
-        raise OutOfScopeError(
-            f"{call.label} has dilations and an auto_pad, which onnxruntime does not pad as ONNX says"
-        )
-    pads, ceil_mode = call.attribute("pads"), call.attribute("ceil_mode", 0)
+    is_wide = any(s > r for s, r in zip(strides, extents_of(kernel, dilations), strict=True))
+    if "SAME" in auto and (is_wide or (max(dilations, default=1) > 1 and "Pool" in call.node.op_type)):
+        raise OutOfScopeError(f"{call.label} has an auto_pad for dilations or strides, where runtimes pad differently")
     try:
-        return windows_of(
-            x, kernel, fill, strides=strides, dilations=dilations, pads=pads, auto_pad=auto, ceil_mode=ceil_mode
-        )
+        return np.asarray(windows_of(
+            x, kernel, fill, behind, strides=strides, dilations=dilations, pads=call.attribute("pads"), auto_pad=auto,
+            ceil_mode=call.attribute("ceil_mode", 0),
+        ))  # fmt: skip
     except ValueError:
         raise SmallInputError("the window of a pooling or convolution operator is larger than its input") from None
 
@@ -60,7 +59,7 @@ def _weights(call: Call) -> Array:
 
 def _conv(call: Call) -> Array:
     x, weights = call.real(0), _weights(call)
-    windows = _windows(call, x, weights.shape[2:], ZERO).elements
+    windows = _windows(call, x, weights.shape[2:], ZERO)
     return _with_bias(call, _convolved(call.field, windows, weights, call.attribute("group", 1)))
 
 
@@ -104,26 +103,27 @@ def _conv_transpose(call: Call) -> Array:
 def _max_pool(call: Call) -> Array:
     if len(call.node.outputs) > 1:
         raise OutOfScopeError(f"the model uses the output 'Indices' of {call.label}, which the proof does not support")
-    windows = _windows(call, call.real(0), call.attribute("kernel_shape"), call.field.symbol(-np.inf)).elements
+    windows = _windows(call, call.real(0), call.attribute("kernel_shape"), call.field.symbol(-np.inf))
     return largest(call.field, windows, tuple(range(call[0].ndim, windows.ndim)), False)
 
 
 def _average_pool(call: Call) -> Array:
-    x, field = call.real(0), call.field
-    found = _windows(call, x, call.attribute("kernel_shape"), ZERO)
-    axes = tuple(range(x.ndim, found.elements.ndim))
-    counts = (found.counted if call.attribute("count_include_pad", 0) else found.inside).sum(axes)
-    return field.multiply(field.total(found.elements, axes), field.inverse(field.integers(counts)))
+    x, field, kernel = call.real(0), call.field, call.attribute("kernel_shape")
+    windows = _windows(call, x, kernel, ZERO)
+    axes, there = tuple(range(x.ndim, windows.ndim)), np.ones((1, 1, *x.shape[2:]), bool)
+    counts = _windows(call, there, kernel, bool(call.attribute("count_include_pad", 0)), False).sum(axes)
+    return field.multiply(field.total(windows, axes), field.inverse(field.integers(counts)))
 
 
 def _lp_pool(call: Call) -> Array:
     """The p-th root of the sum of the p-th powers of magnitudes."""
     x, field, p, is_global = call.real(0), call.field, call.attribute("p", 2), call.node.op_type == "GlobalLpPool"
-    windows = x if is_global else _windows(call, x, call.attribute("kernel_shape"), ZERO).elements
+    windows = x if is_global else _windows(call, x, call.attribute("kernel_shape"), ZERO)
+    axes = tuple(range(2 if is_global else x.ndim, windows.ndim))
+    if p == 1:
+        return field.total(absolute(field, windows), axes, is_global)
     powers = field.multiply(windows, windows) if p == 2 else field.function(f"power {p}", windows)
-    powers = absolute(field, windows) if p == 1 else powers
-    total = field.total(powers, tuple(range(2 if is_global else x.ndim, windows.ndim)), is_global)
-    return total if p == 1 else field.function("sqrt" if p == 2 else f"root {p}", total)
+    return field.function("sqrt" if p == 2 else f"root {p}", field.total(powers, axes, is_global))
 
 
 def _global(reduce: Callable[..., Array]) -> Operator:

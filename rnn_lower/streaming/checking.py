@@ -12,7 +12,7 @@ from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving import prover
 from rnn_lower.proving.report import CheckReport
-from rnn_lower.streaming.chunked_runs import CALLS, ChunkedRuns, Trial
+from rnn_lower.streaming.chunked_runs import CALLS, SET_SIZES, ChunkedRuns, Trial
 from rnn_lower.streaming.plan import Plan
 from rnn_lower.streaming.session import StreamingSession
 from rnn_lower.validation import check_numbers
@@ -55,8 +55,8 @@ def check_streaming(
             _compare_chunks(chunked, number, trial, judge, runner, comparison)
     except WholeFailsError as error:
         whole = "new" if whole_is_new else "original"
-        remedy = "set the sizes of its inputs (--dim NAME=SIZE)"
-        raise RnnLowerError(f"the {whole} model does not run with the sampled inputs: {error}; {remedy}") from None
+        remedy = "" if whole_is_new else f"; {SET_SIZES}"
+        raise RnnLowerError(f"the {whole} model does not run with the sampled inputs: {error}{remedy}") from None
     except OriginalFails as error:
         raise RnnLowerError(f"the streaming model does not run chunk by chunk: {error}") from None
     old, new = (runner, judge) if whole_is_new else (judge, runner)

@@ -27,6 +27,9 @@ LONGEST = 600
 LONG, LARGEST = (64, 128, 384), 10_000_000
 """Two runs have as many frames, drawn between these numbers, in few chunks; and the most frames of any run."""
 
+SET_SIZES = "set the sizes of its inputs (--dim NAME=SIZE)"
+"""The remedy if a model does not run with any sampled sizes."""
+
 CALLS = 6
 """The number of consecutive runs of a model that computes one step per run."""
 

@@ -75,5 +75,7 @@ def _at(document: Document, infos: Mapping[ir.Value, AxisInfo], value: ir.Value,
     try:
         (array,) = evaluate_nodes(nodes.values(), held, [str(value.name)], document.proto.opset_import)
     except Exception as error:  # the evaluator raises exceptions of any type
-        raise UnsupportedError(f"its initial state cannot be computed: {one_line(error)}") from None
+        raise UnsupportedError(
+            f"its initial state cannot be computed: {one_line(error)}; replace the state with a constant or an input"
+        ) from None
     return array

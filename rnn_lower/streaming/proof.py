@@ -26,7 +26,7 @@ from rnn_lower.proving.model_inputs import fixed_sizes, overrides
 from rnn_lower.proving.new_faults import new_faults
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, number_of
 from rnn_lower.proving.whole_model import ModelInterpreter, limits_of, shapes_of
-from rnn_lower.streaming.chunked_runs import ChunkedRuns, Trial
+from rnn_lower.streaming.chunked_runs import SET_SIZES, ChunkedRuns, Trial
 from rnn_lower.streaming.floats import Rounding, difference_in_floats
 from rnn_lower.streaming.plan import Plan, fixed_step
 from rnn_lower.streaming.session import Feeds, StreamingSession
@@ -290,8 +290,7 @@ def _difference_of_calls(runs: ChunkedRuns, index: int, field: Field, models: Se
 
 
 def _not_sampled(why: str) -> OutOfScopeError:
-    remedy = "set the sizes of its inputs (--dim NAME=SIZE)"
-    return OutOfScopeError(f"the original model cannot be evaluated with sampled inputs: {why}; {remedy}")
+    return OutOfScopeError(f"the original model cannot be evaluated with sampled inputs: {why}; {SET_SIZES}")
 
 
 def _output_names(runs: ChunkedRuns) -> list[str]:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from rnn_lower.driver.plan import document_without_sequences, read_nodes
 from rnn_lower.errors import RnnLowerError, UnsupportedError
-from rnn_lower.ir.walk import recurrent_nodes
+from rnn_lower.ir.walk import nodes, recurrent_nodes, subgraphs
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio.document import Document
 from rnn_lower.opset.convert import converted
@@ -183,11 +183,20 @@ def _call_by_call(document: Document, requested: StreamOptions) -> StreamedModel
 
 
 def _size_advice(model: ir.Model, node: RecurrentNode) -> str:
-    """How to make the batch size of a node known: a branch may depend on an input that selects it."""
-    numbers = [str(value.name) for value in model.graph.inputs if value.shape is not None and not value.shape.dims]
-    choice = f", or the input that selects the branch (--set {numbers[0]}=VALUE)"
-    is_nested = node.node.graph is not model.graph
-    return f"set the batch size (--dim NAME=SIZE){choice if numbers and is_nested else ''}"
+    """How to make the batch size of a node known: its branch may depend on an input that selects it."""
+    owners = {body: owner for owner, _ in nodes(model) for _, body in subgraphs(owner)}
+    graph, waiting, seen = node.node.graph, list[ir.Value | None](), set[ir.Value]()
+    while isinstance(graph, ir.Graph) and graph in owners:
+        waiting += owners[graph].inputs[:1] if owners[graph].op_type == "If" else []
+        graph = owners[graph].graph
+    while waiting:
+        value = waiting.pop()
+        if value is not None and value not in seen:
+            seen.add(value)
+            waiting += [] if (maker := value.producer()) is None else maker.inputs
+    selects = sorted(str(v.name) for v in seen if v.is_graph_input() and v.shape is not None and not v.shape.dims)
+    choice = f", or the input that selects the branch (--set {selects[0]}=VALUE)" if selects else ""
+    return f"set the batch size (--dim NAME=SIZE){choice}"
 
 
 def _analyzed(

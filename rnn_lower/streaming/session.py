@@ -50,7 +50,8 @@ class StreamingSession:
         self._inputs = [str(value.name) for value in document.model.graph.inputs if not value.is_initializer()]
         self._batch = batch_size(document.proto.graph, self.plan.inputs)
         self._known = {str(value.name) for value in document.model.graph.inputs}
-        self._needs_frames = any(node.op_type in NEED_FRAMES for node, _ in nodes(document.model))
+        self._needs_frames = LAST in self.plan.outputs.values()
+        self._needs_frames |= any(node.op_type in NEED_FRAMES for node, _ in nodes(document.model))
         self._run = run or _with_errors(open_onnxruntime(document, path))
         declared = {value.name: protobuf.dims_of(value) for value in document.proto.graph.input}
         self._resettable = next(iter(declared.get(str(self.plan.reset)) or ()), None)
@@ -65,7 +66,7 @@ class StreamingSession:
         must also contain the states that the caller has to provide.
 
         Raises RnnLowerError if inputs are missing, if the number of frames is not a multiple of the strides, or if the
-        chunk is empty and the model contains Scans, convolutions, pools or recurrent operators.
+        chunk is empty and the model returns the last frame or contains Scans, windows or recurrent operators.
         """
         feeds = {name: np.asarray(array) for name, array in self._named(chunk).items()}
         begins = not self._state.keys() & {state.input for state in self.plan.states}

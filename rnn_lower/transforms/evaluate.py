@@ -22,13 +22,16 @@ TRUSTED = frozenset((
     *ELEMENTWISE, *DATA_MOVEMENT, "ArgMax", "ArgMin", "Compress", "Constant", "ConstantOfShape", "CumSum",
     "DepthToSpace", "DequantizeLinear", "Einsum", "EyeLike", "GatherElements", "GatherND", "Gemm", "MatMul",
     "MatMulInteger", "NonZero", "OneHot", "Pad", "QuantizeLinear", "Range", "ReduceL1", "ReduceL2", "ReduceLogSum",
-    "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReverseSequence",
-    "ScatterElements", "ScatterND", "Shape", "Size", "SpaceToDepth", "Tile", "TopK", "Trilu",
+    "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare",
+    "ReverseSequence", "ScatterElements", "ScatterND", "Shape", "Size", "SpaceToDepth", "Tile", "TopK", "Trilu",
 ))  # fmt: skip
-"""Operators that onnx's evaluator computes as onnxruntime does; of all others, it gets some uses wrong."""
+"""Operators that onnx's evaluator computes as onnxruntime does; others are not compared, or wrong in some uses."""
 
-CORRECTED = frozenset(("BatchNormalization", "Hardmax", "LRN", "LogSoftmax", "LpNormalization", "Softmax"))
-"""Operators that `reference_operators` corrects in every use, which `fold` leaves alone."""
+CORRECTED = frozenset(("BatchNormalization", "Dropout", "Hardmax", "LRN", "LogSoftmax", "LpNormalization", "Softmax"))
+"""Operators that `reference_operators` corrects; `fold` leaves them alone, because onnxscript has its own evaluator."""
+
+KNOWN = TRUSTED | CORRECTED
+"""Operators with which constants are computed."""
 
 MOST_ELEMENTS = 1 << 20
 """The most elements of a constant of floats from which others are computed."""
@@ -43,7 +46,7 @@ def evaluate(
     Raises ValueError for an operator that is not trusted, and the errors of the evaluator.
     """
     nodes = list(nodes)
-    doubtful = [node.op_type for node in nodes if node.op_type not in {*TRUSTED, *CORRECTED, *also}]
+    doubtful = [node.op_type for node in nodes if node.op_type not in KNOWN and node.op_type not in also]
     if doubtful:
         raise ValueError(f"onnx's evaluator is not trusted to compute {doubtful[0]}")
     inputs, outputs = ([onnx.ValueInfoProto(name=name) for name in names] for names in (feeds, wanted))

@@ -177,6 +177,9 @@ def _is_doubtful(node: ir.Node) -> bool:
     """Whether onnx's evaluator, with which onnxscript folds, may compute another result than runtimes."""
     if node.domain not in DEFAULT_DOMAINS or any(subgraphs(node)):
         return False
+    if node.op_type == "ReduceSumSquare":  # of integers, it returns 64 bits
+        tensor = known_tensor(node.inputs[0])
+        return tensor is not None and not tensor.dtype.is_floating_point()
     if node.op_type == "Unsqueeze":
         axes = walk.integers(node, "axes", 1, walk.constant) or []
         return axes != sorted(axes) or (len(axes) > 1 and axes[0] < 0)
@@ -185,14 +188,13 @@ def _is_doubtful(node: ir.Node) -> bool:
 
 def _is_backwards(node: ir.Node) -> bool:
     """Whether a Slice with a negative step begins before the first element, or ends behind the last one."""
-    held = [known_tensor(value) for value in node.inputs] if node.op_type == "Slice" else []
-    if len(held) < 5 or None in held:
+    x = known_tensor(node.inputs[0]) if node.op_type == "Slice" else None
+    names = ("starts", "ends", "axes", "steps")
+    starts, ends, axes, steps = (walk.integers(node, name, k, walk.constant) for k, name in enumerate(names, 1))
+    if x is None or starts is None or ends is None or steps is None:
         return False
-    shape, bounds = held[0].shape.numpy(), (tensor.numpy().ravel() for tensor in held[1:])  # type: ignore[union-attr]
-    return any(
-        step < 0 and (start < -shape[axis] or end >= shape[axis])
-        for start, end, axis, step in zip(*bounds, strict=False)
-    )
+    shape, bounds = x.shape.numpy(), zip(axes or range(len(starts)), starts, ends, steps, strict=False)
+    return any(step < 0 and (start < -shape[axis] or end >= shape[axis]) for axis, start, end, step in bounds)
 
 
 def _complete(model: ir.Model, before: Collection[ir.Node]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops import op_batch_normalization, op_dequantize_linear, op_loop
 
-from rnn_lower.builder.constants import sliced
+from rnn_lower.builder.constants import MOVES, sliced
 from rnn_lower.transforms.reference_windows import WINDOWS
 
 
@@ -82,14 +82,23 @@ class Squeeze(OpRun):  # type: ignore[misc]
     """Squeeze: onnx 1.23 refuses axes in another order than ascending."""
 
     def _run(self, x: Any, axes: Any = None) -> tuple[Any, ...]:
-        return (np.squeeze(x, None if axes is None else tuple(np.ravel(axes).tolist())),)
+        return (np.squeeze(x) if axes is None else MOVES["Squeeze"](x, np.ravel(axes)),)
 
 
 class Unsqueeze(OpRun):  # type: ignore[misc]
     """Unsqueeze: onnx 1.23 inserts axes one after another instead of at their places in the result."""
 
     def _run(self, x: Any, axes: Any = None) -> tuple[Any, ...]:
-        return (np.expand_dims(x, tuple(np.ravel(axes).tolist())),)
+        return (MOVES["Unsqueeze"](x, np.ravel(axes)),)
+
+
+class Dropout(OpRun):  # type: ignore[misc]
+    """Dropout, which passes its input on; in training, it is random."""
+
+    def _run(self, x: Any, ratio: Any = None, training_mode: Any = None, **attributes: Any) -> tuple[Any, ...]:
+        if training_mode or attributes.get("is_test") == 0:
+            raise NotImplementedError("Dropout in training")
+        return (x, np.ones(x.shape, bool))[: len(self.onnx_node.output)]
 
 
 class _Rows(OpRun):  # type: ignore[misc]
@@ -194,7 +203,7 @@ class DequantizeLinear(op_dequantize_linear.DequantizeLinear_25):  # type: ignor
 
 
 OPERATORS = (
-    Loop, Scan, Slice, Squeeze, Unsqueeze, Softmax, LogSoftmax, Hardmax, BatchNormalization, LpNormalization, LRN,
-    DequantizeLinear, *WINDOWS,
+    Loop, Scan, Slice, Squeeze, Unsqueeze, Dropout, Softmax, LogSoftmax, Hardmax, BatchNormalization, LpNormalization,
+    LRN, DequantizeLinear, *WINDOWS,
 )  # fmt: skip
 """For `onnx.reference.ReferenceEvaluator(model, new_ops=OPERATORS)`."""

@@ -5,8 +5,9 @@ Onnx 1.23 is wrong for SAME_LOWER, `ceil_mode`, dilations, groups with a bias, a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from onnx.reference.op_run import OpRun
@@ -17,19 +18,8 @@ EVERYTHING = (slice(None), slice(None))
 """Slices for the batch and the channels."""
 
 
-class Windows(NamedTuple):
-    """The windows of a pool: their elements [N, C, positions ..., kernel ...], and which of these belong to the input.
-
-    counted: whether they belong to the input or to its padding, but not to what `ceil_mode` adds behind it.
-    """
-
-    elements: Any
-    inside: Any
-    counted: Any
-
-
-Find = Callable[[Any, Any], Windows]
-"""Return the windows of an array that is padded with a value."""
+Find = Callable[..., Any]
+"""Return the windows of an array; see `windows_of`."""
 
 
 def pads_of(sizes: Sequence[int], extents: Sequence[int], strides: Sequence[int], pads: Any, auto_pad: Any) -> Pads:
@@ -44,6 +34,8 @@ def pads_of(sizes: Sequence[int], extents: Sequence[int], strides: Sequence[int]
 
 def padded(x: Any, pads: Pads, fill: Any) -> Any:
     """An array with padding around its positions, or without as many of them where the padding is negative."""
+    if not any(n for pair in pads for n in pair):
+        return x
     kept = (slice(max(0, -a), n - max(0, -b)) for n, (a, b) in zip(x.shape[2:], pads, strict=True))
     around = [(0, 0), (0, 0), *((max(0, a), max(0, b)) for a, b in pads)]
     return np.pad(x[(*EVERYTHING, *kept)], around, constant_values=fill)
@@ -60,25 +52,25 @@ def sliding(x: Any, extents: Sequence[int], strides: Sequence[int], dilations: S
 
 
 def windows_of(
-    x: Any, kernel: Sequence[int], fill: Any, *, strides: Any, dilations: Any, pads: Any, auto_pad: Any, ceil_mode: Any
-) -> Windows:
-    """The windows of a pool or convolution. fill: the value of the padding."""
+    x: Any, kernel: Sequence[int], fill: Any, behind: Any = None, *, strides: Any, dilations: Any, pads: Any,
+    auto_pad: Any, ceil_mode: Any,
+) -> Any:  # fmt: skip
+    """The windows [N, C, positions ..., kernel ...] of a pool or convolution.
+
+    fill: the value of the padding.  behind: of what `ceil_mode` adds behind the padding, by default `fill`.
+    Raises ValueError for a window that is larger than the input.
+    """
     sizes, ones = x.shape[2:], [1] * len(kernel)
     strides, dilations = strides or ones, dilations or ones
-    extents, behind = extents_of(kernel, dilations), [(0, 0)] * len(kernel)
+    extents, more = extents_of(kernel, dilations), [(0, 0)] * len(kernel)
     around = pads_of(sizes, extents, strides, pads, auto_pad)
     if ceil_mode and auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
         for axis, (n, r, s, (before, after)) in enumerate(zip(sizes, extents, strides, around, strict=True)):
             count = -(-(n + before + after - r) // s) + 1
             count -= (count - 1) * s >= n + before  # a window must begin in the input or before it
-            behind[axis] = (0, max(0, (count - 1) * s + r - n - before - after))
-    there = np.ones((1, 1, *sizes), bool)
-    arrays = (
-        padded(padded(x, around, fill), behind, fill),
-        padded(padded(there, around, False), behind, False),
-        padded(padded(there, around, True), behind, False),
-    )
-    return Windows(*(sliding(array, extents, strides, dilations) for array in arrays))
+            more[axis] = (0, max(0, (count - 1) * s + r - n - before - after))
+    wide = padded(padded(x, around, fill), more, fill if behind is None else behind)
+    return sliding(wide, extents, strides, dilations)
 
 
 class _Pool(OpRun):  # type: ignore[misc]  # onnx gives it no types
@@ -88,12 +80,10 @@ class _Pool(OpRun):  # type: ignore[misc]  # onnx gives it no types
         self, x: Any, auto_pad: Any = None, ceil_mode: Any = None, dilations: Any = None, kernel_shape: Any = None,
         pads: Any = None, strides: Any = None, **others: Any,
     ) -> tuple[Any, ...]:  # fmt: skip
-        def find(array: Any, fill: Any) -> Windows:
-            return windows_of(
-                array, kernel_shape, fill, strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad,
-                ceil_mode=ceil_mode,
-            )  # fmt: skip
-
+        find = functools.partial(
+            windows_of, kernel=kernel_shape, strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad,
+            ceil_mode=ceil_mode,
+        )  # fmt: skip
         axes = tuple(range(x.ndim, 2 * x.ndim - 2))
         return tuple(result.astype(dtype) for result, dtype in self.pooled(x, find, axes, **others))
 
@@ -107,15 +97,15 @@ class MaxPool(_Pool):
 
     def pooled(self, x: Any, find: Find, axes: tuple[int, ...], **others: Any) -> list[tuple[Any, Any]]:
         """The maxima and, if requested, their positions in the input."""
-        elements = find(x, np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf).elements
+        elements = find(x, fill=np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf)
         best = elements.max(axes)
         if len(self.onnx_node.output) < 2:
             return [(best, x.dtype)]
         if others.get("storage_order"):
             raise NotImplementedError("MaxPool with storage_order 1")
-        places = find(np.arange(x.size).reshape(x.shape), -1).elements.reshape(*best.shape, -1)
-        first = elements.reshape(*best.shape, -1).argmax(-1)[..., None]
-        return [(best, x.dtype), (np.take_along_axis(places, first, -1)[..., 0], np.int64)]
+        places = find(np.arange(x.size).reshape(x.shape), fill=-1).reshape(*best.shape, -1)
+        is_best = (elements.reshape(*best.shape, -1) == best[..., None]) & (places >= 0)
+        return [(best, x.dtype), (np.take_along_axis(places, is_best.argmax(-1)[..., None], -1)[..., 0], np.int64)]
 
 
 class AveragePool(_Pool):
@@ -123,9 +113,8 @@ class AveragePool(_Pool):
 
     def pooled(self, x: Any, find: Find, axes: tuple[int, ...], **others: Any) -> list[tuple[Any, Any]]:
         """The means."""
-        found = find(x, 0)
-        counts = (found.counted if others.get("count_include_pad") else found.inside).sum(axes)
-        return [(found.elements.sum(axes) / counts, x.dtype)]
+        counts = find(np.ones((1, 1, *x.shape[2:]), bool), fill=bool(others.get("count_include_pad")), behind=False)
+        return [(find(x, fill=0).sum(axes) / counts.sum(axes), x.dtype)]
 
 
 class LpPool(_Pool):
@@ -134,7 +123,7 @@ class LpPool(_Pool):
     def pooled(self, x: Any, find: Find, axes: tuple[int, ...], **others: Any) -> list[tuple[Any, Any]]:
         """The norms."""
         p = others.get("p") or 2
-        return [((np.abs(find(x, 0).elements) ** p).sum(axes) ** (1 / p), x.dtype)]
+        return [((np.abs(find(x, fill=0)) ** p).sum(axes) ** (1 / p), x.dtype)]
 
 
 class GlobalMaxPool(OpRun):  # type: ignore[misc]
@@ -162,13 +151,17 @@ class ConvTranspose(OpRun):  # type: ignore[misc]
     ) -> tuple[Any, ...]:  # fmt: skip
         sizes, kernel, ones, groups = x.shape[2:], w.shape[2:], [1] * (x.ndim - 2), group or 1
         strides, dilations, extra = strides or ones, dilations or ones, output_padding or [0] * len(ones)
-        if auto_pad in ("SAME_UPPER", "SAME_LOWER") and output_shape is None:
-            output_shape = [n * s for n, s in zip(sizes, strides, strict=True)]
         whole = [(n - 1) * s + r for n, s, r in zip(sizes, strides, extents_of(kernel, dilations), strict=True)]
-        around = pads_of(sizes, whole, strides, pads, None if output_shape is None else "VALID")
-        if output_shape is not None:
-            sums = [r + e - o for r, e, o in zip(whole, extra, list(output_shape)[-len(ones) :], strict=True)]
+        lacking = [0] * len(ones)
+        if output_shape is None and auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
+            around = pads_of(sizes, whole, strides, pads, auto_pad)
+        else:
+            natural = [r + e for r, e in zip(whole, extra, strict=True)]
+            goal = [n * s for n, s in zip(sizes, strides, strict=True)] if output_shape is None else list(output_shape)
+            sums = [max(0, n - o) for n, o in zip(natural, goal[-len(ones) :], strict=True)]
             around = [(n // 2, n - n // 2) if auto_pad == "SAME_UPPER" else (n - n // 2, n // 2) for n in sums]
+            if output_shape is not None:
+                lacking = [max(0, o - n) for n, o in zip(natural, goal[-len(ones) :], strict=True)]
         y = np.zeros((len(x), w.shape[1] * groups, *(r + e for r, e in zip(whole, extra, strict=True))), x.dtype)
         parts = zip(np.split(x, groups, 1), np.split(w, groups), np.split(y, groups, 1), strict=True)
         for inputs, weights, outputs in parts:
@@ -177,7 +170,7 @@ class ConvTranspose(OpRun):  # type: ignore[misc]
                 ways = zip(place, dilations, strides, sizes, strict=True)
                 at = (slice(k * d, k * d + (n - 1) * s + 1, s) for k, d, s, n in ways)
                 outputs[(*EVERYTHING, *at)] += added
-        y = padded(y, [(-before, -after) for before, after in around], 0)
+        y = padded(y, [(-before, more - after) for (before, after), more in zip(around, lacking, strict=True)], 0)
         return (y if b is None else y + b.reshape(-1, *ones),)
 
 

@@ -317,3 +317,19 @@ def test_axes_from_the_end_before_opset_11(op, shape, before, after):
     assert min(axis for attribute in found.attribute for axis in attribute.ints) >= 0
     feeds = {"x": np.zeros(shape, np.float32)}
     assert [a.shape for a in run(model, feeds)] == [a.shape for a in run(lowered, feeds)]
+
+
+def test_squeezes_without_axes_before_opset_13():
+    for operands, axes in ((["x"], []), (["x", "a"], [numpy_helper.from_array(np.array([], np.int64), "a")])):
+        ends = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 1])]
+        graph = helper.make_graph(
+            [helper.make_node("Squeeze", operands, ["y"])], "g", ends,
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], axes,
+        )  # fmt: skip
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+        try:
+            lowered = rnn_lower.lower(model, opset=11)
+        except rnn_lower.UnsupportedError:
+            continue
+        feeds = {"x": np.zeros((2, 1), np.float32)}
+        assert [a.shape for a in run(model, feeds)] == [a.shape for a in run(lowered, feeds)]

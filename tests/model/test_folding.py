@@ -563,3 +563,18 @@ def test_weights_of_bodies_leave_no_declaration_behind():
             assert {info.name for info in attribute.g.value_info} <= own
     assert rnn_lower.prove(model, lowered)
     close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+
+
+@pytest.mark.parametrize("start", [-10, -1])
+@pytest.mark.parametrize("axes", [True, False])
+def test_a_backward_slice_of_a_constant(start, axes):
+    """Onnx's evaluator returns nothing for one that begins before the first element."""
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 17]> main (float[3, 1, 2] x) => (float[N] s, float[3, 1, 1, 3] y)
+        <float[5] c = {{1.0, 2.0, 3.0, 4.0, 5.0}}, int64[1] b = {{{start}}}, int64[1] e = {{-20}}, int64[1] a = {{0}},
+         int64[1] m = {{-1}}, float[1, 3, 2] w = {{{", ".join(["0.5"] * 6)}}}, float[1, 3, 3] r = {{{", ".join(["0.25"] * 9)}}}>
+        {{ s = Slice (c, b, e, {"a" if axes else ""}, m) y = RNN <hidden_size = 3> (x, w, r) }}
+    """)
+    lowered = rnn_lower.lower(model, fold=True)
+    feeds = {"x": np.ones((3, 1, 2), np.float32)}
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))

@@ -305,6 +305,16 @@ def test_a_stream_without_a_batch_axis_can_be_reset(packed):
         close([session.run({"x": x[3:]})["y"]], run_onnxruntime(model, {"x": x[3:]}))
 
 
+def test_an_empty_chunk_has_no_last_frame():
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]> main (float[1, T, 3] x) => (float[1, 1, 3] y)
+        <int64[1] b = {-1}, int64[1] e = {9223372036854775807}, int64[1] a = {1}> { y = Slice (x, b, e, a) }
+    """)
+    session = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="T"))
+    with pytest.raises(rnn_lower.RnnLowerError, match="the chunk is empty"):
+        session.run(np.zeros((1, 0, 3), np.float32))
+
+
 @pytest.mark.parametrize("layers", [(pool, lstm), (conv,), (lstm,), (causal_conv, running_sum)])
 def test_an_empty_chunk_is_refused(layers):
     """A pool of stride 2 would make a frame of its state alone."""

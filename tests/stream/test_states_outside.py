@@ -188,3 +188,14 @@ def test_streams_are_legalized_and_raised(tmp_path, capsys):
     loops = rnn_lower.lower(onnx.load(path), form="loop")
     made = rnn_lower.stream(loops, axis="time", raise_loops=True)
     assert rnn_lower.prove_streaming(onnx.load(path), made)
+
+
+@pytest.mark.parametrize("node", ["Dropout (c)", "ReduceSumSquare <axes = [0]> (c)", "Softmax <axis = 1> (c)"])
+def test_an_initial_state_that_a_node_computes(node):
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 17]> main (float[T, 1, 2] x) => (float[T, 1, 1, 3] y)
+        <float[1, 1, 3] c = {{0.5, -0.25, 1.0}}, float[1, 3, 2] w = {{{", ".join(["0.5"] * 6)}}},
+         float[1, 3, 3] r = {{{", ".join(["0.25"] * 9)}}}>
+        {{ h = {node} y = RNN <hidden_size = 3> (x, w, r, , , h) }}
+    """)
+    assert rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="T"))
