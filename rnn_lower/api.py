@@ -26,6 +26,7 @@ from rnn_lower.sandbox.resource_limits import one_child
 from rnn_lower.targeting import TARGETS, Target, find_target
 from rnn_lower.targeting import lint as linting
 from rnn_lower.targeting.lint import LintReport
+from rnn_lower.validation import check_number
 
 if TYPE_CHECKING:
     import numpy as np
@@ -300,6 +301,8 @@ def _of_stream(options: Keywords) -> Options:
     chosen = Options(**options)
     if chosen.as_function:
         raise RnnLowerError("rnn_lower.stream cannot write the model as a function; call it without as_function")
+    if chosen.dequantize:
+        raise RnnLowerError("rnn_lower.stream cannot dequantize a DynamicQuantizeLSTM; call it without dequantize")
     return chosen
 
 
@@ -420,6 +423,9 @@ def function_body(
     contradict the ONNX specification, and RnnLowerError for unknown names.
     """
     limit = Options(form=form, op_types=op_type).max_nodes  # validates both
+    check_number("hidden_size", hidden_size)
+    if not isinstance(dtype, str):
+        raise RnnLowerError(f"dtype is {dtype!r}; it must be the name of an element type, such as 'float'")
     arguments = {"hidden_size": hidden_size, **attributes}
     context = (op_type, version, opset, arguments, inputs, outputs, dtype, seq_length)
     return ir.serde.serialize_function(function_bodies.body(*context, form, domain, limit))

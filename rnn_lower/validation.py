@@ -20,7 +20,7 @@ LIMITS: Mapping[str, tuple[type, float, float]] = {
     "opset": (int, -math.inf, math.inf),
     "version": (int, -math.inf, math.inf),
     "seq_length": (int, 0, math.inf),
-    "step": (int, -math.inf, math.inf),
+    "step": (int, -math.inf, 2**31 - 1),
 }
 """The type and the range of each numeric argument; none may be infinite."""
 

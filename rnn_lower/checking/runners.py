@@ -14,7 +14,7 @@ import onnx
 import onnxruntime
 
 from rnn_lower.checking.samples import Feeds
-from rnn_lower.errors import RnnLowerError
+from rnn_lower.errors import RnnLowerError, one_line
 from rnn_lower.ir import protobuf
 from rnn_lower.modelio.document import Document
 from rnn_lower.modelio.output_path import is_binary
@@ -28,6 +28,16 @@ REFERENCE = "onnx.reference with rnn_lower.proving.reference"
 
 Run = Callable[[Feeds], list[Any]]
 Change = Callable[[onnx.ModelProto], object]
+
+
+def load_onnxruntime(document: Document, path: str | None = None) -> Run:
+    """As `open_onnxruntime`. Raises RnnLowerError for a model that onnxruntime does not load."""
+    try:
+        return open_onnxruntime(document, path)
+    except (RnnLowerError, MemoryError):
+        raise
+    except Exception as error:  # onnxruntime raises exceptions of its own types
+        raise RnnLowerError(f"onnxruntime cannot load the model: {one_line(error)}") from None
 
 
 def open_onnxruntime(document: Document, path: str | None = None, change: Change | None = None) -> Run:

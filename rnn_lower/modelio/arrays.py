@@ -8,9 +8,16 @@ from typing import BinaryIO
 
 import numpy as np
 
+from rnn_lower.errors import RnnLowerError
+
+LONGEST = 65_000
+"""The most bytes of a name within a zip archive, without the extension."""
+
 
 def write_arrays(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays of any names as an .npz archive; `np.savez` does not accept the names of its own parameters."""
+    if longest := max((name for name in arrays if len(name.encode("utf-8", "replace")) > LONGEST), key=len, default=""):
+        raise RnnLowerError(f"the name '{longest[:50]}...' is too long for an .npz file; rename the node or value")
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             plain = array.astype(str) if array.dtype == object else array

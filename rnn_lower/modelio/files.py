@@ -243,8 +243,8 @@ def data_of(document: Document) -> frozenset[Inode]:
 def write_text(text: str, destination: str | os.PathLike[str]) -> None:
     """Write a text file, like `write_bytes`; "-" means standard output."""
     if name_of(destination) != "-":
-        write_bytes(text.encode("utf-8"), destination)
-    elif not to_stdout(text.encode("utf-8")):
+        write_bytes(text.encode("utf-8", "replace"), destination)
+    elif not to_stdout(text.encode("utf-8", "replace")):
         sys.stdout.write(text)
 
 

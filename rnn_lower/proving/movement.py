@@ -12,6 +12,13 @@ from rnn_lower.proving.field import Array
 from rnn_lower.transforms.evaluate import evaluate_node
 
 
+def _tile(call: Call) -> Array:
+    repeats = call.integer_list(1)
+    if len(repeats) != call[0].ndim:
+        raise WrongError(f"{call.label} has {len(repeats)} repeats for an input of rank {call[0].ndim}")
+    return np.tile(call[0], repeats)
+
+
 def _slice(call: Call) -> Array:
     x, starts, ends = call[0], call.parameter("starts", 1), call.parameter("ends", 2)
     axes, steps = call.parameter("axes", 3), call.parameter("steps", 4)
@@ -196,6 +203,6 @@ MOVEMENT: dict[str, Operator] = {
     "Dropout": _dropout, "Expand": _expand, "Flatten": _flatten, "Gather": _gather, "Identity": lambda call: call[0],
     "NonZero": _non_zero, "Pad": _pad, "Range": _range, "Reshape": _reshape, "ReverseSequence": _reverse_sequence,
     "Shape": _shape, "Size": lambda call: np.array(call[0].size, np.int64), "Slice": _slice, "Split": _split,
-    "Squeeze": _squeeze, "Tile": lambda call: np.tile(call[0], call.integer_list(1)),
+    "Squeeze": _squeeze, "Tile": _tile,
     "Transpose": lambda call: np.transpose(call[0], call.attribute("perm")), "Unsqueeze": _unsqueeze,
 }  # fmt: skip

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnxruntime.quantization import CalibrationDataReader
 
 from rnn_lower.checking.input_files import load_inputs
-from rnn_lower.checking.runners import open_onnxruntime
+from rnn_lower.checking.runners import load_onnxruntime
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.errors import RnnLowerError, UnsupportedError, one_line, public
 from rnn_lower.ir.walk import Scope, owner_of
@@ -102,7 +102,7 @@ def observed_ranges(
                 model.graph.outputs.append(_copy(shown, model.graph))
 
     exposed = document.changed(expose)
-    run, results = open_onnxruntime(exposed), list[list[np.ndarray]]()
+    run, results = load_onnxruntime(exposed), list[list[np.ndarray]]()
     for feeds in _sets(document.model, calibration):
         try:
             results.append(run(feeds)[-sum(observed is not None for observed in seen) :])

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from rnn_lower.builder.constant_operands import known
 from rnn_lower.ir.walk import NODE_MARK, Scope, nodes, scopes
+from rnn_lower.loops.model import MARK as LOOP_MARK
 from rnn_lower.quantization.ranges import Ranges, bounded_values, convex
 
 PRODUCTS = ("MatMul", "Gemm")
@@ -107,9 +108,12 @@ def find_products(model: ir.Model, fed_back: list[tuple[str, str]]) -> Findings:
                 cells += _cells(scope.graph, bounded, ties)
             for a, b in both:
                 ties.tie(a, b)
-    first: dict[ir.Value, Product] = {}
-    for product in all_products:
-        twin = first.setdefault(product.weight, product)
+    first: dict[tuple[ir.Value, str | None], Product] = {}
+    for product in all_products:  # of unrolled steps, which one node or loop became
+        step = next((mark for key in (NODE_MARK, LOOP_MARK) if (mark := product.node.metadata_props.get(key))), None)
+        twin = first.setdefault((product.weight, step), product)
+        if step is None:
+            continue
         ties.tie(twin.x, product.x)
         ties.tie(twin.node.outputs[0], product.node.outputs[0])
     return Findings(all_products, list(dict.fromkeys(cells)), ties, bounds)

@@ -161,9 +161,9 @@ class _Writer:
             node.replace_input_with(index, new)
 
     def weight(self, value: ir.Value, dtype: str, axis: int | None, before: ir.Node) -> ir.Value:
-        """The dequantized copy of an integer initializer, in the graph of the node."""
-        key = (value, before.graph)
-        if (value, "integers") not in self.cache:
+        """The dequantized copy of an integer initializer, in the graph of the node. axis: of the scales, if any."""
+        key = (value, axis)
+        if (*key, "integers") not in self.cache:
             constant = known(value)
             assert constant is not None
             array = constant.load().astype(np.float64)
@@ -172,16 +172,16 @@ class _Writer:
             scale = (np.where(largest > 0, largest, most) / most).astype(np.float32)
             integers = (np.clip(np.rint(array / scale), -most, most) + middle).astype(dtype)
             scale = scale.reshape(() if axis is None else -1)
-            self.cache[value, "integers"] = self._initializer(f"{value.name}/integers", integers)
-            self._scale(value, scale, np.full(scale.shape, middle, dtype))
-        if key not in self.cache:
-            integers_value, parameters = (
-                self.cache[value, "integers"],
-                (self.cache[value, "scale"], self.cache[value, "zero_point"]),
-            )
+            arrays = {"integers": integers, "scale": scale, "zero_point": np.full(scale.shape, middle, dtype)}
+            for what, content in arrays.items():
+                self.cache[(*key, what)] = self._initializer(f"{value.name}/{what}", content)
+        if (*key, before.graph) not in self.cache:
+            integers_value, *parameters = (self.cache[(*key, what)] for what in ("integers", "scale", "zero_point"))
             more = {} if axis is None else {"axis": axis}
-            self.cache[key] = self._node("DequantizeLinear", integers_value, parameters, before, **more)
-        return self.cache[key]
+            self.cache[(*key, before.graph)] = self._node(
+                "DequantizeLinear", integers_value, (parameters[0], parameters[1]), before, **more
+            )
+        return self.cache[(*key, before.graph)]
 
 
 def _dtype(array: np.ndarray) -> ir.DataType:

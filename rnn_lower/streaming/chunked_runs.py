@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rnn_lower.checking import samples
-from rnn_lower.errors import RnnLowerError
+from rnn_lower.errors import RnnLowerError, one_line
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.model_inputs import fixed_sizes
@@ -140,9 +140,12 @@ class ChunkedRuns:
         outputs = []
         for name, what in plan.outputs.items():
             pieces = [part[name] for part in parts]
-            outputs.append(
-                pieces[-1] if what == LAST else pieces[0] if isinstance(what, str) else np.concatenate(pieces, what)
-            )
+            try:
+                outputs.append(
+                    pieces[-1] if what == LAST else pieces[0] if isinstance(what, str) else np.concatenate(pieces, what)
+                )
+            except ValueError as error:
+                raise RnnLowerError(f"the chunks of output '{name}' do not fit together: {one_line(error)}") from None
         return outputs
 
     def pieces(self, feeds: Feeds, lengths: Sequence[int]) -> Iterator[Feeds]:

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from rnn_lower.checking.runners import open_onnxruntime
+from rnn_lower.checking.runners import load_onnxruntime
 from rnn_lower.errors import RnnLowerError, one_line, public
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.walk import nodes
@@ -52,7 +52,7 @@ class StreamingSession:
         self._known = {str(value.name) for value in document.model.graph.inputs}
         self._needs_frames = LAST in self.plan.outputs.values()
         self._needs_frames |= any(node.op_type in NEED_FRAMES for node, _ in nodes(document.model))
-        self._run = run or _with_errors(open_onnxruntime(document, path))
+        self._run = run or _with_errors(load_onnxruntime(document, path))
         declared = {value.name: protobuf.dims_of(value) for value in document.proto.graph.input}
         self._resettable = next(iter(declared.get(str(self.plan.reset)) or ()), None)
         self._begin: Feeds = {}

@@ -201,7 +201,7 @@ def _outlined_initializers(graph: onnx.GraphProto, folder: Path | None) -> list[
 
 
 def _outlined(tensor: onnx.TensorProto, folder: Path | None) -> onnx.TensorProto:
-    if not protobuf.is_external(tensor) and tensor.ByteSize() <= SHOWN:
+    if not protobuf.is_external(tensor) and tensor.ByteSize() - len(tensor.name) - len(tensor.doc_string) <= SHOWN:
         return tensor
     if protobuf.is_external(tensor) and folder is not None and (protobuf.size_of(tensor) or 0) <= SHOWN:
         data = protobuf.read(tensor, folder)

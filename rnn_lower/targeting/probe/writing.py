@@ -24,6 +24,7 @@ from rnn_lower.errors import RnnLowerError, UnsupportedError, public
 from rnn_lower.ir.walk import nodes as all_nodes
 from rnn_lower.modelio.arrays import write_arrays
 from rnn_lower.modelio.document import Document
+from rnn_lower.modelio.output_path import name_of
 from rnn_lower.options import Options
 from rnn_lower.targeting import Target, find_target
 from rnn_lower.targeting.probe.features import FEATURES, suited
@@ -70,7 +71,7 @@ def write_kit(
     Raises RnnLowerError for an unknown target, a pattern that matches no feature, and a folder that is not empty or
     cannot be written.
     """
-    root, chosen = Path(folder), _chosen(only)
+    root, chosen = Path(name_of(folder)), _chosen(only)
     if str(root) == "-":
         raise RnnLowerError("-: a kit is a folder, which stdout cannot take; name a folder")
     if not 0 < limit < math.inf:
