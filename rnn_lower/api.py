@@ -423,9 +423,10 @@ def function_body(
     contradict the ONNX specification, and RnnLowerError for unknown names.
     """
     limit = Options(form=form, op_types=op_type).max_nodes  # validates both
-    check_number("hidden_size", hidden_size)
-    if not isinstance(dtype, str):
-        raise RnnLowerError(f"dtype is {dtype!r}; it must be the name of an element type, such as 'float'")
+    if isinstance(hidden_size, float):
+        check_number("hidden_size", hidden_size)
+    if dtype is None:
+        raise RnnLowerError("dtype is None; it must be a string, the name of an element type")
     arguments = {"hidden_size": hidden_size, **attributes}
     context = (op_type, version, opset, arguments, inputs, outputs, dtype, seq_length)
     return ir.serde.serialize_function(function_bodies.body(*context, form, domain, limit))

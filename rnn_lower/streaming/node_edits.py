@@ -103,6 +103,12 @@ def take_windows(work: GraphEditor, site: Site, x: AxisInfo, offsets: np.ndarray
     work.replace_input(site, 1, indices)
 
 
+def repeat_frame(_: GraphEditor, site: Site, axis: int, rank: int, count: int) -> None:
+    """Repeat the output of a node, one frame, because only its size counts, and a chunk may have fewer frames."""
+    output, repeats = str(site.output().name), _numbers(count if k == axis else 1 for k in range(rank))
+    site.rename(site.behind.op("Tile", site.divert("frame"), repeats, name="frames"), output)
+
+
 def keep_reduced(_: GraphEditor, site: Site, axes: Sequence[int], keepdims: bool) -> None:
     """Keep only the first element of each reduced axis, and drop the axis unless `keepdims`.
 

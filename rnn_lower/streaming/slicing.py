@@ -10,9 +10,7 @@ from rnn_lower.ir.walk import get_attribute
 from rnn_lower.shapes.sizes import ONE, Size, linear, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
 from rnn_lower.streaming.delays import cropped, settled
-from rnn_lower.streaming.node_edits import (
-    replace_arguments,
-)
+from rnn_lower.streaming.node_edits import repeat_frame, replace_arguments
 from rnn_lower.streaming.reshaping import mapped
 from rnn_lower.streaming.state_caches import First
 
@@ -56,11 +54,15 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
     if step == 1 and start >= 0 and behind is not None and (start or behind or x.lead or x.trail):
         return [_trimmed(ctx, x, (start, behind), cut, sizes)]
     x = settled(x, ctx.analysis.delay)
-    if (start, end, step) == (0, 1, 1) and not x.late and x.is_plain:
-        sizes[time] = ONE
-        if _is_used_by(ctx, "Shape"):
+    if (start, step) == (0, 1) and 0 < end < WHOLE and not x.late and x.is_plain:
+        if _is_used_by(ctx, "Shape") and (end == 1 or x.outer == ONE):
+            if end > 1:
+                _keep_ranges(ctx, {**cut, time: (0, 1, 1)})
+                ctx.edit(repeat_frame, time, x.rank, end)
+            sizes[time] = size(end)
             return [AxisInfo(tuple(sizes))]
-        if ctx.opset >= 9 and x.outer == ONE:
+        if end == 1 and ctx.opset >= 9 and x.outer == ONE:
+            sizes[time] = ONE
             return [_first(ctx, x, sizes)]
     if step < 0:
         raise ctx.refuse("it reads the stream backward")

@@ -68,7 +68,7 @@ def make(document: Document, requested: StreamOptions, options: Options) -> Stre
     """The streaming form, lowered unless native nodes are kept. The document stays unchanged."""
     check_texts(axis=requested.axis, state_names=requested.state_names)
     if requested.axis == "":
-        raise RnnLowerError("--time is empty; pass the name of a symbolic size, or INPUT[AXIS]")
+        raise RnnLowerError("the name of the stream's axis is empty; pass that of a symbolic size, or INPUT[AXIS]")
     if requested.step is not None:
         check_numbers(step=requested.step)
     if requested.set_inputs is not None and not isinstance(requested.set_inputs, Mapping):

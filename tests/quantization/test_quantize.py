@@ -171,3 +171,45 @@ def test_samples_of_different_lengths():
             np.testing.assert_allclose(got, want, rtol=0, atol=0.05)
     with pytest.raises(rnn_lower.RnnLowerError, match="no calibration sample"):
         rnn_lower.quantize(lowered, [])
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_one_weight_along_two_axes(per_channel):
+    """A MatMul scales its columns, and a Gemm in a body with transB its rows."""
+    rng = np.random.default_rng(1)
+    w = (np.diag([1, 0.5, 0.02, 0.01]) @ rng.uniform(-1, 1, (4, 4))).astype(np.float32)
+    declared = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [helper.make_node("Gemm", ["s", "w"], ["t"], transB=1)], "b",
+        [declared("s", TensorProto.FLOAT, [2, 4])], [declared("t", TensorProto.FLOAT, [2, 4])],
+    )  # fmt: skip
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Scan", ["x"], ["y"], body=body, num_scan_inputs=1),
+    ]
+    shape = [3, 2, 4]
+    graph = helper.make_graph(
+        nodes, "g", [declared("x", TensorProto.FLOAT, shape)],
+        [declared(name, TensorProto.FLOAT, shape) for name in "ay"], [onnx.numpy_helper.from_array(w, "w")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    x = rng.uniform(-1, 1, (50, *shape)).astype(np.float32)
+    made = rnn_lower.quantize(model, {"x": x}, per_channel=per_channel)
+    for wanted, found in zip(run(model, {"x": x[0]}), run(made, {"x": x[0]}), strict=True):
+        assert np.abs(wanted - found).max() < 0.02
+
+
+def test_one_weight_for_inputs_of_two_ranges():
+    rng = np.random.default_rng(2)
+    declared = helper.make_tensor_value_info
+    nodes = [helper.make_node("MatMul", [x, "w"], [y]) for x, y in ("xa", "zb")]
+    graph = helper.make_graph(
+        nodes, "g", [declared(name, TensorProto.FLOAT, [2, 4]) for name in "xz"],
+        [declared(name, TensorProto.FLOAT, [2, 4]) for name in "ab"],
+        [onnx.numpy_helper.from_array(rng.uniform(-1, 1, (4, 4)).astype(np.float32), "w")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    x = rng.uniform(-1, 1, (50, 2, 4)).astype(np.float32)
+    made, feeds = rnn_lower.quantize(model, {"x": x, "z": x * 1000}), {"x": x[0], "z": x[0] * 1000}
+    for wanted, found in zip(run(model, feeds), run(made, feeds), strict=True):
+        assert np.abs(wanted - found).max() < 0.03 * np.abs(wanted).max()

@@ -550,3 +550,27 @@ def test_of_chunks_that_may_be_empty(kind):
     session = rnn_lower.StreamingSession(made)
     got = np.concatenate([session.run(x[..., k : k + 1])["y"] for k in range(9)], 2)
     close([got], [wanted[..., : got.shape[2]]])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("way", ["Concat", "Expand"])
+def test_as_many_zeros_as_the_first_frames(count, way):
+    """As torch.zeros_like(x[:, :2]) is exported; a chunk may have fewer frames."""
+    last = "y = Concat <axis = 1> (o, k)" if way == "Concat" else "g = Expand (h, s) r = ReduceSum (g) y = Add (x, r)"
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 17]>
+        main (float[N, T, 3] x) => (float[N, T, 3] y)
+        <int64[1] z = {{0}}, int64[1] c = {{{count}}}, int64[1] m = {{-{count}}}, int64[1] i = {{1}},
+         float[1, 1, 1] h = {{0.5}}>
+        {{ f = Slice (x, z, c, i) s = Shape (f) o = ConstantOfShape (s) k = Slice (x, z, m, i) {last} }}
+    """)
+    if way == "Expand":
+        for node in [node for node in model.graph.node if node.output[0] in ("o", "k")]:
+            model.graph.node.remove(node)
+    made = rnn_lower.stream(model, axis="T")
+    proof = rnn_lower.prove_streaming(model, made)
+    assert proof, proof.verdict
+    x = np.random.default_rng(0).uniform(-1, 1, (1, 7, 3)).astype(np.float32)
+    session = rnn_lower.StreamingSession(made)
+    got = np.concatenate([session.run(x[:, k : k + 1])["y"] for k in range(7)], 1)
+    close([got], run_onnxruntime(model, {"x": x}))
