@@ -16,7 +16,7 @@ from rnn_lower.driver.legalize_rest import LEGALIZED
 from rnn_lower.driver.lower_pass import prepared
 from rnn_lower.driver.plan import read_document
 from rnn_lower.driver.suggestions import unlogged
-from rnn_lower.errors import RnnLowerError
+from rnn_lower.errors import ConversionError, RnnLowerError
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.walk import (
     NODE_MARK,
@@ -160,7 +160,12 @@ def _comparable(before: Document, after: Document) -> tuple[Document, Document]:
     after = after if plain is after.proto else Document(plain, after.folder)
     if sizes := _sizes_of(after, before):
         before = before.copied().fixed(sizes)
-    return _at_opset_of(after, before), after
+    try:
+        return _at_opset_of(after, before), after
+    except ConversionError:
+        if not is_folded(after.proto):
+            raise
+        return before, after  # folding removed the node that cannot be converted
 
 
 def _sizes_of(lowered: Document, original: Document) -> Dims | None:

@@ -257,3 +257,16 @@ def test_a_loop_whose_result_is_an_output_behind_an_identity_is_raised():
     assert len(remaining(raised)) == 1
     feeds = {"x": RNG.standard_normal((7, 2, 3)).astype(np.float32), "h0": np.ones((2, 3), np.float32)}
     close(run_onnxruntime(raised, feeds), run_onnxruntime(model, feeds))
+
+
+def test_folding_removes_what_the_new_opset_lacks():
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 18]> main (float[3, 1, 2] x) => (float[3, 1, 2] z, float[3, 1, 1, 3] y)
+        <int64 a = {{7}}, int64 b = {{3}}, float[1, 3, 2] w = {{{", ".join(["0.5"] * 6)}}},
+         float[1, 3, 3] r = {{{", ".join(["0.25"] * 9)}}}>
+        {{ c = BitwiseAnd (a, b) f = Cast <to = 1> (c) z = Mul (x, f) y = RNN <hidden_size = 3> (x, w, r) }}
+    """)
+    lowered = rnn_lower.lower(model, opset=11, fold=True)
+    assert rnn_lower.prove(model, lowered)
+    lowered.graph.node[0].op_type = {"Mul": "Add"}.get(lowered.graph.node[0].op_type, "Identity")
+    assert not rnn_lower.prove(model, lowered)
