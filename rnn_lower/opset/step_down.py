@@ -88,7 +88,7 @@ def _axes(older: Restated) -> bool:
     """Turn constant axes into an attribute."""
     if len(older.node.inputs) > 1 and older.node.inputs[1] is not None:
         axes = constant(older.node.inputs[1])
-        if axes is None or not axes.size:
+        if axes is None or axes.dtype.kind not in "iu" or not axes.size:
             return False
         older.proto.attribute.append(onnx.helper.make_attribute("axes", [int(axis) for axis in axes.ravel()]))
     del older.proto.input[1:]

@@ -46,7 +46,7 @@ def fixed_sizes(original: ir.Model, lowered: onnx.ModelProto) -> dict[tuple[str,
     return {
         (str(value.name), axis): dim.dim_value
         for value, dims in pairs for axis, dim in enumerate(dims if has_rank(value, len(dims)) else ())
-        if dim.HasField("dim_value") and dim.dim_value >= 0 and not isinstance(symbol(value, axis), int)
+        if dim.HasField("dim_value") and dim.dim_value > 0 and not isinstance(symbol(value, axis), int)
     }  # fmt: skip
 
 

@@ -426,14 +426,6 @@ def test_a_clip_by_reciprocals_divides_by_zero_inside(limit):
         assert result.ok, result.lines()
 
 
-@pytest.mark.parametrize("dims", [{"N": 0}, {"X[1]": 0}, {"N": 2}], ids=str)
-def test_a_batch_that_is_fixed(dims):
-    model, _ = build(Case("RNN", 17, dynamic=True))
-    lowered = rnn_lower.lower(model, dims=dims)
-    assert rnn_lower.prove(model, lowered)
-    assert rnn_lower.check(model, lowered)
-
-
 def test_a_name_that_is_longer_than_its_tensor():
     model, _ = build(Case("GRU", 17))
     model.graph.node[0].name = "n" * 30_000
