@@ -48,16 +48,14 @@ class ModelPair:
         if self.output_names != lowered_names:
             text = f"the models have different outputs: {self.output_names} and {lowered_names}"
             raise RnnLowerError(f"{_named(self._lowered_path)}{text}")
-        inputs = {value.name: value for value in self.original.model.graph.inputs}
-        for value in self.lowered.model.graph.inputs:
-            if value.name in inputs and not can_agree(inputs[value.name], value):
-                both = f"{declaration(inputs[value.name])} and {declaration(value)}"
-                text = f"the models have different inputs: '{value.name}' is {both}"
-                raise RnnLowerError(f"{_named(self._lowered_path)}{text}")
         try:
             original, self.nodes = read_document(self.original)
         except RnnLowerError as error:
             raise type(error)(f"{_named(self._original_path)}{error}") from None
+        try:
+            self._compare_inputs()
+        except RnnLowerError as error:
+            raise type(error)(f"{_named(self._lowered_path)}{error}") from None
         if original is not self.original:
             self.original, self._original_path = original, None
         self.judge, self.runner = ORT, ORT
@@ -73,6 +71,14 @@ class ModelPair:
         refused = next((reason for node in self.nodes if (reason := refused_by_onnxruntime(node))), None)
         if refused:
             self.judge = f"{REFERENCE} ({refused})"
+
+    def _compare_inputs(self) -> None:
+        """Raise RnnLowerError if an input of the models cannot have one type and shape in both."""
+        inputs = {value.name: value for value in self.original.model.graph.inputs}
+        for value in self.lowered.model.graph.inputs:
+            if value.name in inputs and not can_agree(inputs[value.name], value):
+                both = f"{declaration(inputs[value.name])} and {declaration(value)}"
+                raise RnnLowerError(f"the models have different inputs: '{value.name}' is {both}")
 
     def run(
         self, candidates: Iterable[Feeds], keep: Callable[[Feeds], None] = lambda _: None
