@@ -3,7 +3,7 @@
     python benchmarks/runtimes.py [RUNTIME ...] [--seconds 0.4] [--docs docs]
 
 Runs of all forms of one layer take turns. A time is the least processor time of a run, which other processes on the
-machine disturb least. Every result is compared with the judge's. Writes docs/forms.json, of which docs/tables.py
+machine disturb least. Every result is compared with the reference's. Writes docs/forms.json, of which docs/tables.py
 makes a table of docs/speed.md; runtimes can be measured one at a time.
 """  # fmt: skip
 

@@ -105,6 +105,12 @@ def sliced(
     return x
 
 
+def ends_behind(shape: Sequence[int], ends: Sequence[int], axes: Sequence[int] | None, steps: Sequence[int]) -> bool:
+    """Whether a backward Slice ends behind the last element, where onnxruntime does not follow ONNX."""
+    bounds = zip(range(len(ends)) if axes is None else axes, ends, steps, strict=False)
+    return any(step < 0 and end >= shape[axis] for axis, end, step in bounds)
+
+
 MOVES: Mapping[str, Callable[..., np.ndarray]] = {
     "Concat": lambda *parts, axis: np.concatenate(parts, axis),
     "Identity": lambda x: x,

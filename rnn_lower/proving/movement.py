@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 
+from rnn_lower.builder.constants import ends_behind, sliced
 from rnn_lower.proving.call import Call, Operator, OutOfScopeError, WrongError, known
 from rnn_lower.proving.field import Array
 from rnn_lower.transforms.evaluate import evaluate_node
@@ -24,16 +25,10 @@ def _slice(call: Call) -> Array:
     axes, steps = call.parameter("axes", 3), call.parameter("steps", 4)
     if starts is None or ends is None:
         raise WrongError(f"the starts or ends of {call.label} are missing")
-    for index, axis in enumerate(range(len(starts)) if axes is None else axes):
-        step, end, size = 1 if steps is None else steps[index], ends[index], x.shape[axis]
-        if step < 0 and end >= size:
-            raise OutOfScopeError(
-                f"{call.label} runs backward and ends behind the last element; runtimes disagree there"
-            )
-        start, stop = starts[index], None if step < 0 and end < -size else end
-        start = max(start, -size) if step < 0 else start  # a negative step starts at an existing element
-        x = x[(slice(None),) * (axis % x.ndim) + (slice(start, stop, step),)]
-    return x
+    if ends_behind(x.shape, ends, axes, steps or ()):
+        raise OutOfScopeError(f"{call.label} runs backward and ends behind the last element; runtimes disagree there")
+    count = len(starts) if axes is None else len(axes)
+    return sliced(x, starts[:count], ends[:count], axes, None if steps is None else steps[:count])
 
 
 def _split(call: Call) -> list[Array]:

@@ -120,7 +120,7 @@ def changes(original: Any, lowered: Any) -> list[str]:
 
 
 def _changes_beside_nodes(before: Document, after: Document) -> list[str]:
-    """The differences between two models apart from their recurrent nodes."""
+    """The differences between two models outside their recurrent nodes."""
     return model_diff.only_recurrent_nodes_changed((before.proto, before.folder), (after.proto, after.folder))
 
 

@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common
 
-from rnn_lower.builder.constants import ConstantPool, constant
+from rnn_lower.builder.constants import ConstantPool, constant, ends_behind
 from rnn_lower.builder.graph_builder import GraphBuilder, as_value
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import RnnLowerError
@@ -193,8 +193,9 @@ def _is_backwards(node: ir.Node) -> bool:
     starts, ends, axes, steps = (walk.integers(node, name, k, walk.constant) for k, name in enumerate(names, 1))
     if x is None or starts is None or ends is None or steps is None:
         return False
-    shape, bounds = x.shape.numpy(), zip(axes or range(len(starts)), starts, ends, steps, strict=False)
-    return any(step < 0 and (start < -shape[axis] or end >= shape[axis]) for axis, start, end, step in bounds)
+    shape, bounds = x.shape.numpy(), zip(axes or range(len(starts)), starts, steps, strict=False)
+    begins_before = any(step < 0 and start < -shape[axis] for axis, start, step in bounds)
+    return begins_before or ends_behind(shape, ends, axes, steps)
 
 
 def _complete(model: ir.Model, before: Collection[ir.Node]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops import op_batch_normalization, op_dequantize_linear, op_loop
 
-from rnn_lower.builder.constants import MOVES, sliced
+from rnn_lower.builder.constants import MOVES, ends_behind, sliced
 from rnn_lower.transforms.reference_windows import WINDOWS
 
 
@@ -72,9 +72,8 @@ class Slice(OpRun):  # type: ignore[misc]
         self, x: Any, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None
     ) -> tuple[Any, ...]:  # fmt: skip
         lists: list[Any] = [None if each is None else np.ravel(each).tolist() for each in (starts, ends, axes, steps)]
-        for axis, end, step in zip(lists[2] or range(x.ndim), lists[1], lists[3] or [], strict=False):
-            if step < 0 and end >= x.shape[axis]:
-                raise ValueError("a backward Slice that ends behind the last element, which runtimes disagree about")
+        if ends_behind(x.shape, lists[1], lists[2], lists[3] or ()):
+            raise ValueError("a backward Slice that ends behind the last element, which runtimes disagree about")
         return (sliced(x, *lists),)
 
 
