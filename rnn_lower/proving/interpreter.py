@@ -114,6 +114,10 @@ class Interpreter:
         """The node that divided by zero what one of these arrays results from, or None."""
         return next((self._undefined[id(array)][1] for array in arrays if id(array) in self._undefined), None)
 
+    def named(self, names: Collection[str]) -> dict[str, Array]:
+        """The values with these names that the last run computed; those of a body have their last ones."""
+        return {str(value.name): array for value, array in self._values.items() if value.name in names}
+
     def _value(self, value: ir.Value) -> Array:
         if value in self._values:
             return self._values[value]

@@ -20,6 +20,7 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proving import float_run
 from rnn_lower.proving.call import OutOfScopeError, UndefinedError, WrongError
+from rnn_lower.proving.congruence import keys_of_bodies, named_outside_loops
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.integer_flow import IntegerFlow
 from rnn_lower.proving.interpreter import NoStepsError, check_time
@@ -138,6 +139,10 @@ def _values(model: ir.Model) -> Iterator[ir.Value]:
     yield from (value for node, _ in nodes(model) for value in node.outputs)
 
 
+def _is_equal(a: Array, b: Array) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and np.array_equal(a, b)
+
+
 class _Comparison:
     """The evaluation of two models on the same inputs.
 
@@ -145,6 +150,7 @@ class _Comparison:
     count: evaluations of both.  ran: sizes with which both ran.  undefined: sizes with which a result was
     undefined.  outcomes: by comparison of input integers, those seen.  kept: inputs that always had their default.
     empty: outputs that were always empty.  hollow: values of nodes that were.  unexecuted: bodies that never ran.
+    shared: names of values that both may compute once.  agreed: for each of these, whether they were always equal.
     """
 
     def __init__(
@@ -172,6 +178,8 @@ class _Comparison:
         self.hollow = {value for model in self.models for value in _values(model) if value.name}
         self.bodies = [{body for node, _ in nodes(model) for _, body in subgraphs(node)} for model in self.models]
         self.unexecuted = set[ir.Graph]().union(*self.bodies)
+        self.shared = set.intersection(*map(named_outside_loops, self.models)) if self.unexecuted else set[str]()
+        self.agreed = dict[str, bool]()
         self.declared = shapes_of(self.documents[0])
         self.kept = {str(value.name) for value in overridable_inputs(self.models[1])}
 
@@ -190,8 +198,7 @@ class _Comparison:
             raise OutOfScopeError(
                 f"both models run only if an input size ({', '.join(self.ran[0])}) is 0 or 1; set the sizes (--dim)"
             )
-        bodies = [{ir.to_proto(body).SerializeToString() for body in self.unexecuted & held} for held in self.bodies]
-        if bodies[1] - bodies[0]:
+        if self._untested_bodies():
             raise OutOfScopeError("a loop body or a branch that lowering changed ran in no comparison")
         if self.kept:
             raise OutOfScopeError(f"both models run only with the default value of input '{min(self.kept)}'")
@@ -201,6 +208,17 @@ class _Comparison:
                 "outcome is untested"
             )
         return ""
+
+    def _untested_bodies(self) -> bool:
+        """Whether a body of the lowered model ran in no comparison, and is not congruent to such a body before."""
+        if not self.unexecuted & self.bodies[1]:
+            return False
+        equal = {name for name, agreed in self.agreed.items() if agreed}
+        old, new = (
+            {keys[body] for body in self.unexecuted & held}
+            for held, keys in zip(self.bodies, (keys_of_bodies(model, equal) for model in self.models), strict=True)
+        )
+        return bool(new - old)
 
     def difference_in_floats(self) -> str:
         """The first difference of both models in floats, or ""."""
@@ -275,12 +293,13 @@ class _Comparison:
         comparing = self._one_sided() if self.count else comparing
         compared = sorted(set(compared_numbers(comparing)))[:TRIED_NUMBERS]
         for number, name, draw in itertools.product(compared, self.integers, range(NUMBER_DRAWS)):
-            for index, case in enumerate(list(self.ran) or [*cases, *longer]):
-                seen = self._seen()
-                if index == 0 and self.count and not self._one_sided():
-                    break
+            others = [case for case in (*cases, *longer) if draw == 0 and case not in self.ran]
+            for index, case in enumerate((*self.ran, *others)):
+                if self.count and not self._one_sided():
+                    return
+                count, seen = self.count, self._seen()
                 yield Trial(len(cases) + index, case, draw, {name: number})
-                if index == 0 and self.count and self._seen() == seen:
+                if self.count > count and self._seen() == seen:
                     break
 
     def _differ(self, trial: Trial) -> str:
@@ -293,7 +312,7 @@ class _Comparison:
             inputs |= large_integers(self.models[1], inputs, rng)
         overridden = {} if trial.draw % 2 == 0 else overrides(field, self.models[1], rng)
         inputs |= overridden
-        results, symbols = list[list[Array]](), list[set[str]]()
+        results, symbols, computed = list[list[Array]](), list[set[str]](), list[dict[str, Array]]()
         for document, flow in zip(self.documents, self.flows, strict=True):
             field.symbols.clear()
             evaluator = WholeEvaluator(field, document, self.folded, self.limits, self.deadline, flow)
@@ -318,6 +337,7 @@ class _Comparison:
                     self.undefined.append(trial.sizes)
                 return ""  # the size of an integer, or its being zero, may be why
             symbols.append(set(field.symbols))
+            computed.append(evaluator.named(self.shared))
             self.unexecuted -= evaluator.executed
             self.hollow -= evaluator.filled
             for node, seen in evaluator.outcomes.items():
@@ -326,13 +346,17 @@ class _Comparison:
         if trial.sizes not in self.ran:
             self.ran.append(trial.sizes)
         self.kept -= overridden.keys()
+        for name in computed[0].keys() & computed[1].keys():
+            same = _is_equal(computed[0][name], computed[1][name]) and self.agreed.get(name, True)
+            if not same or computed[0][name].size:
+                self.agreed[name] = same
         if symbols[0] != symbols[1]:
             raise OutOfScopeError(f"only one of the models uses the constant {min(symbols[0] ^ symbols[1])}")
         for value, a, b in zip(self.models[0].graph.outputs, *results, strict=True):
             # Without trips, a Loop does not know the sizes of its steps.
             empty = a.size == b.size == 0 and a.ndim == b.ndim
             self.empty -= set() if empty else {str(value.name)}
-            if not empty and (a.shape != b.shape or a.dtype != b.dtype or not np.array_equal(a, b)):
+            if not empty and not _is_equal(a, b):
                 shapes = {name: array.shape for name, array in inputs.items()}
                 return f"output '{value.name}' differs in exact arithmetic for inputs of shapes {shapes}"
         check_time(self.deadline)

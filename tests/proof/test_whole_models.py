@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx
 import pytest
@@ -11,6 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
 from rnn_lower.driver.legalize_rest import LEGALIZED
+from rnn_lower.modelio.document import Document
+from rnn_lower.proving.whole import prove_whole
 
 RNG = np.random.default_rng(0)
 INFO = helper.make_tensor_value_info
@@ -270,3 +274,34 @@ def test_folding_removes_what_the_new_opset_lacks():
     assert rnn_lower.prove(model, lowered)
     lowered.graph.node[0].op_type = {"Mul": "Add"}.get(lowered.graph.node[0].op_type, "Identity")
     assert not rnn_lower.prove(model, lowered)
+
+
+RANK = (
+    "r = Shape(x) k = Size(r) c = Equal(k, four) u = Add(one, one) n = Mul(x, u) "
+    "y = If(c) <then_branch = never () => (o1) {v = Add(u, three) o1 = Mul(n, v)}, "
+    "else_branch = always () => (o2) {o2 = Identity(n)}>"
+)
+OTHERS = {
+    "another number": ("v = Add(u, three)", "v = Add(u, one)"),
+    "another operator": ("o1 = Mul(n, v)", "o1 = Add(n, v)"),
+    "another value": ("o1 = Mul(n, v)", "o1 = Mul(x, v)"),
+    "a value by the same name": ("u = Add(one, one) n = Mul(x, u)", "u = Add(one, three) n = Add(x, x)"),
+}
+"""By what differs in a branch that never runs: the text of the folded model, and what replaces it."""
+
+
+def _ranked(nodes: str) -> Document:
+    return Document(legalized(ONE_SIZE, "<int64 four = {4}, float one = {1.0}, float three = {3.0}>", nodes))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_branch_that_never_runs_is_compared_by_its_structure(name):
+    folded = RANK.replace("u = Add(one, one)", "u = Sum(one, one)").replace("v = Add(u, three)", "v = Sum(u, three)")
+    original, same, other = map(_ranked, (RANK, folded, RANK.replace(*OTHERS[name])))
+    assert prove_whole(original, same, 1, 0, math.inf).ok
+    assert "ran in no comparison" in str(prove_whole(original, other, 1, 0, math.inf))
+
+
+def test_folding_in_branches_that_never_run_is_proved(shared):
+    model = onnx.load(shared / "models" / "silero_vad.onnx")
+    assert rnn_lower.prove(model, rnn_lower.lower(model, fold=True))

@@ -1,0 +1,72 @@
+"""Keys of bodies: two bodies with one key compute the same, so that they need no run to be compared.
+
+The key of a value consists of its operator, attributes and operands, or of its numbers if constants alone compute it.
+So a body has the same key before and after constant folding.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+from collections.abc import Collection, Iterator
+
+import onnx_ir as ir
+
+from rnn_lower.ir.traits import RANDOM
+from rnn_lower.ir.walk import constant, content_key, nodes, subgraphs
+from rnn_lower.transforms.evaluate import computed_constants
+
+Key = bytes
+
+
+def keys_of_bodies(model: ir.Model, equal: Collection[str | None]) -> dict[ir.Graph, Key]:
+    """The key of each body of a model without functions, whose nodes are in order.
+
+    equal: the names of values that are known to be equal in the models whose bodies are compared.
+    """
+    computed = computed_constants((node, scope.opset) for node, scope in nodes(model))
+    keys: dict[ir.Value, Key] = {value: _key("input", value.name) for value in model.graph.inputs}
+    bodies: dict[ir.Graph, Key] = {}
+
+    def of_value(value: ir.Value | None) -> Key:
+        array = computed.get(value, constant(value))
+        if array is not None:
+            return _key("constant", content_key(array))
+        if value is None or not value.name:
+            return _key("absent")
+        return _key("equal", value.name) if value.name in equal else keys[value]
+
+    def of_body(body: ir.Graph, depth: int) -> Key:
+        keys.update({value: _key("argument", depth, index) for index, value in enumerate(body.inputs)})
+        follow(body, depth)
+        bodies[body] = _key(len(body.inputs), [of_value(value) for value in body.outputs])
+        return bodies[body]
+
+    def follow(graph: ir.Graph, depth: int) -> None:
+        for node in graph:
+            inner = [(name, of_body(body, depth + 1)) for name, body in subgraphs(node)]
+            own = node.name if node.op_type in RANDOM else ""
+            operands = [of_value(value) for value in node.inputs]
+            key = _key(node.op_identifier(), own, operands, inner, sorted(_attributes(node)))
+            keys.update({value: _key(key, index) for index, value in enumerate(node.outputs)})
+
+    follow(model.graph, 0)
+    return bodies
+
+
+def named_outside_loops(model: ir.Model) -> set[str]:
+    """The names that one node computes, in no body that may run more than once."""
+    places = [(value.name, scope) for node, scope in nodes(model) for value in node.outputs if value.name]
+    count = collections.Counter(name for name, _ in places)
+    repeating = {scope.graph for _, scope in places if any(map(scope.lies_in, ("Loop", "Scan", "SequenceMap")))}
+    return {name for name, scope in places if count[name] == 1 and scope.graph not in repeating}
+
+
+def _attributes(node: ir.Node) -> Iterator[bytes]:
+    """The attributes of a node other than bodies."""
+    held = {name for name, _ in subgraphs(node)}
+    yield from (ir.to_proto(a).SerializeToString() for name, a in node.attributes.items() if name not in held)
+
+
+def _key(*parts: object) -> Key:
+    return hashlib.sha256(repr(parts).encode()).digest()
