@@ -124,11 +124,17 @@ class Samples:
         """The sets of inputs to try for run number `index`, until the model runs with one.
 
         After independent sizes come those that worked before, then equal ones, for models that tie dimensions without
-        declaring it, then longer and longer last axes, for models that read audio.
+        declaring it or divide them, then longer and longer last axes, for models that read audio.
         """
         plans: list[_Plan] = [_Plan(), *([_Plan(known=self._accepted_sizes)] if self._accepted_sizes else [])]
         plans += [_Plan(common=SIZES[(index + 1) % len(SIZES)]), _Plan(), _Plan(common=SIZES[(index + 3) % len(SIZES)])]
-        plans += [_Plan(last=size) for size in GROWN] + [_Plan(), _Plan(common=1), _Plan(known=self._accepted_sizes)]
+        plans += [
+            _Plan(common=8),
+            *(_Plan(last=size) for size in GROWN),
+            _Plan(),
+            _Plan(common=1),
+            _Plan(known=self._accepted_sizes),
+        ]
         for attempt, plan in enumerate(plans):
             draw = _Draw(self, index, attempt, plan)
             feeds = {str(value.name): draw.sample(value) for value in self.inputs}

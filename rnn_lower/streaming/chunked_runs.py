@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
@@ -53,8 +54,9 @@ class ChunkedRuns:
 
     step: chunk lengths are multiples of it.  fixed_step: the only chunk length, None if it is free.
     remembered: the number of earlier steps that affect an output; shorter runs would compare only initial states.
-    emitted: by output and number of input frames so far, the numbers of frames so far.  wholes: by output and number of
-    input frames, the frames of the original.  missing: by output, how many of these only come when the stream goes on.
+    rows: by output, the rows of a frame along its stream axis in the last run.  emitted: by output and number of input
+    frames so far, the numbers of frames so far.  wholes: by output and number of input frames, the frames of the
+    original.  missing: by output, how many of these only come when the stream goes on.
     """
 
     def __init__(self, original: Document, streaming: Document, plan: Plan, seed: int) -> None:
@@ -63,8 +65,9 @@ class ChunkedRuns:
         self.step = self.fixed_step or plan.every
         self.remembered = min(-(-plan.reach // self.step), LONGEST)
         self.chunks = self.borders = 0
-        self.emitted: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
-        self.wholes: dict[str, dict[int, int]] = defaultdict(dict)
+        self.rows: dict[str, int] = {}
+        self.emitted: dict[str, dict[int, set[Fraction]]] = defaultdict(lambda: defaultdict(set))
+        self.wholes: dict[str, dict[int, Fraction]] = defaultdict(dict)
         self.missing: dict[str, int] = {}
 
     def long_trials(self) -> list[Trial]:
@@ -129,13 +132,15 @@ class ChunkedRuns:
         """The outputs of a run chunk by chunk, concatenated."""
         plan, parts, end = session.plan, list[Feeds](), 0
         axes = {name: what for name, what in plan.outputs.items() if isinstance(what, int)}
-        totals = dict.fromkeys(axes, 0)
+        totals = dict.fromkeys(axes, Fraction(0))
+        sites = {name: [plan.symbols[symbol] for symbol in plan.merged.get(name, ())] for name in axes}
+        self.rows = {name: max(1, math.prod(feeds[x].shape[axis] for x, axis in of)) for name, of in sites.items()}
         self.chunks, self.borders = self.chunks + len(lengths), self.borders + len(lengths) - 1
         for length, chunk in zip(lengths, self.pieces(feeds, lengths), strict=True):
             parts.append(session.run(chunk))
             end += length
             for name, axis in axes.items():
-                totals[name] += parts[-1][name].shape[axis]
+                totals[name] += Fraction(parts[-1][name].shape[axis], self.rows[name])
                 self.emitted[name][end].add(totals[name])
         outputs = []
         for name, what in plan.outputs.items():
@@ -166,10 +171,11 @@ class ChunkedRuns:
         axis = self.plan.outputs[name]
         if not isinstance(axis, int) or axis >= min(whole.ndim, result.ndim):
             return whole
-        self.wholes[name][frames] = count = whole.shape[axis]
-        missing = count - result.shape[axis] if name in self.plan.cut else 0
+        count, rows = whole.shape[axis], self.rows[name]
+        self.wholes[name][frames] = Fraction(count, rows)
+        missing = (count - result.shape[axis]) // rows if name in self.plan.cut else 0
         missing = max(0, self.missing.setdefault(name, missing))
-        return np.take(whole, range(max(0, count - missing)), axis)
+        return np.take(whole, range(max(0, count - missing * rows)), axis)
 
     def uneven(self) -> str:
         """How the number of frames of an output after a chunk differs from the original's, or ""."""
@@ -180,7 +186,7 @@ class ChunkedRuns:
             if len(wholes) < 2:
                 continue
             (short, few), (long, many) = wholes
-            rate = Fraction(many - few, long - short)
+            rate = (many - few) / (long - short)
             for frames, found in counts.items():
                 wanted = max(0, many - (long - frames) * rate - self.missing[name])
                 if wrong := found - {wanted}:

@@ -103,6 +103,7 @@ class GraphEditor:
         self._find_chains(self.graph, [])
         self._first = graph_builder(document.proto, MADE.rstrip("/"), self.names)
         self._sites: dict[int, Site] = {}
+        self._carrying: dict[str, int] = {}
         self._kept: dict[tuple[str, int], onnx.NodeProto] = {}
         self._bodies: list[onnx.GraphProto] = []  # alive, because their ids are keys
         self.lengths: dict[str, tuple[ir.Value, ir.Value]] = {}
@@ -142,7 +143,9 @@ class GraphEditor:
                 raise UnsupportedError("--reset: the model has no internal state to reset; drop --reset")
             self.graph.input.append(declared(self.reset, ir.DataType.BOOL, (self.rows,)))
         self._forget_lengths()
-        self._insert(self.graph, self._dead())
+        dead = self._dead()
+        self._drop_states(dead)
+        self._insert(self.graph, dead)
         put_around(self.graph, self._first, ())
 
     def _forget_lengths(self) -> None:
@@ -220,6 +223,7 @@ class GraphEditor:
         """Make a value the state output for the next chunk."""
         self.surface(site, operand, state)
         self.states.append(state)
+        self._carrying[state.input] = id(site.message)
 
     def surface(self, site: Site, operand: Operand, state: State) -> None:
         """Make a value of a branch an output of the main graph; the other branch passes the state on unchanged."""
@@ -318,11 +322,24 @@ class GraphEditor:
                 continue
             if node is None:
                 unused.add(value.name)
-            elif len(node.outputs) == 1:
+            elif len(node.outputs) == 1 and not self._carries_in_body(node):
                 gone.add(node)
                 waiting += [operand for operand in node.inputs if operand is not None]
         protobuf.remove_if(self.graph.initializer, lambda tensor: tensor.name in unused)
         return {id(self.document.message(node)) for node in gone}
+
+    def _carries_in_body(self, node: ir.Node) -> bool:
+        """Whether a node has a state that the nodes around its body return."""
+        message = self.document.message(node)
+        return bool(self._chains[id(message)]) and id(message) in self._carrying.values()
+
+    def _drop_states(self, dead: set[int]) -> None:
+        """Drop the states of nodes that are deleted."""
+        inputs = {name for name, node in self._carrying.items() if node in dead}
+        outputs = {state.output for state in self.states if state.input in inputs}
+        self.states = [state for state in self.states if state.input not in inputs]
+        protobuf.remove_if(self.graph.input, lambda value: value.name in inputs)
+        protobuf.remove_if(self.graph.output, lambda value: value.name in outputs)
 
     def _insert(self, graph: onnx.GraphProto, dead: set[int]) -> None:
         """Insert the new nodes, bodies before the graphs that contain them."""

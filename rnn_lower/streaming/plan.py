@@ -57,6 +57,7 @@ class Plan:
     late: by delayed output, the delay in input frames.  cut: outputs without the last frames of a whole run, which come
     when the stream goes on.
     warm_up: by output, the number of invalid first frames, if chunks have one length.
+    merged: by output whose stream axis has several rows for each frame, the symbols of their number.
     seen: the state that counts the frames before the chunk, if there is a warm-up.
     reach: the most input frames that an output looks back at, except through recurrent nodes.
     """
@@ -71,6 +72,7 @@ class Plan:
     late: Mapping[str, int] = dataclasses.field(default_factory=dict)
     cut: tuple[str, ...] = ()
     warm_up: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    merged: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     seen: str | None = None
     reach: int = 0
 
@@ -104,6 +106,7 @@ def read_plan(model: onnx.ModelProto) -> Plan | None:
                 "the streaming model was created by another version of rnn_lower; create it again (rnn-lower stream)"
             )
         data["left"], data["cut"] = tuple(data.get("left", ())), tuple(data.get("cut", ()))
+        data["merged"] = {name: tuple(symbols) for name, symbols in data.get("merged", {}).items()}
         data["states"] = tuple(map(_unpacked, data["states"]))
         data["symbols"] = {name: (site[0], site[1]) for name, site in data["symbols"].items()}
         plan = Plan(**data)
@@ -160,7 +163,8 @@ def _is_of(plan: Plan, model: onnx.ModelProto) -> bool:
     sites = {name for name, _ in plan.symbols.values()}
     return (
         input_names <= inputs.keys()
-        and {*plan.outputs, *plan.late, *plan.cut, *plan.warm_up, *fed} <= outputs.keys()
+        and {*plan.outputs, *plan.late, *plan.cut, *plan.warm_up, *plan.merged, *fed} <= outputs.keys()
+        and {symbol for symbols in plan.merged.values() for symbol in symbols} <= plan.symbols.keys()
         and all(_has_axis(inputs[name], axis) for name, axis in axes)
         and all(_has_axis(outputs[name], axis) for name, axis in output_axes)
         and all(type(number) is int and 0 <= number <= MOST for number in numbers)

@@ -228,7 +228,7 @@ def _late(runs: ChunkedRuns, field: Field, original: ModelInterpreter, feeds: Fe
         return ""
     for name, missing in runs.missing.items():
         axis = int(runs.plan.outputs[name])
-        first = wanted[name].shape[axis] - missing + runs.plan.late.get(name, 0)
+        first = wanted[name].shape[axis] + (runs.plan.late.get(name, 0) - missing) * runs.rows[name]
         there = first < wanted[name].shape[axis]
         if there and np.array_equal(wanted[name].take(first, axis), more[name].take(first, axis)):
             return f"output '{name}' lacks frame {first}, which depends on no later input frame"

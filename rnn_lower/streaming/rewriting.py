@@ -22,7 +22,7 @@ from rnn_lower.opset.convert import converted
 from rnn_lower.options import Dims
 from rnn_lower.shapes.fixed_dims import axis_name
 from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
-from rnn_lower.shapes.sizes import ONE, size
+from rnn_lower.shapes.sizes import ONE, TIME, size
 from rnn_lower.streaming.axes import CALLS, axes_of, called, external, opened, stream_axis
 from rnn_lower.streaming.axis_info import AxisInfo
 from rnn_lower.streaming.causality import CausalityAnalysis
@@ -125,6 +125,7 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
         late={name: _waits(info) for name, info in last if _waits(info)},
         cut=tuple(name for name, info in last if info.cut),
         warm_up={name: info.late for name, info in last if info.late and step is not None},
+        merged={name: symbols for name, info in last if {*(symbols := _merged_with(info))} <= editor.symbols.keys()},
     )  # fmt: skip
     name = called(original.model, streams)
     if not plan.states and not plan.left:
@@ -281,6 +282,12 @@ def _symbols(model: ir.Model, streams: Mapping[str, int]) -> dict[str, tuple[str
 def _waits(info: AxisInfo) -> int:
     """The number of input frames that a value needs before its first frame."""
     return math.ceil((info.late - info.dropped) * info.every)
+
+
+def _merged_with(info: AxisInfo) -> tuple[str, ...]:
+    """The symbols of the sizes that are merged with the stream axis."""
+    symbols = () if info.axis is None else info.sizes[info.axis].of
+    return tuple(symbol for symbol in symbols if not symbol.startswith(TIME))
 
 
 def _reach(analysis: CausalityAnalysis) -> int:

@@ -29,6 +29,7 @@ from runners import RUNNERS, missing
 from streams import same_in_chunks
 
 import rnn_lower
+from rnn_lower import api
 
 
 def same_at_random_borders(build: Callable[[Stack], None], seed: int, late: int = 0, **options: object) -> None:
@@ -574,3 +575,57 @@ def test_as_many_zeros_as_the_first_frames(count, way):
     session = rnn_lower.StreamingSession(made)
     got = np.concatenate([session.run(x[:, k : k + 1])["y"] for k in range(7)], 1)
     close([got], run_onnxruntime(model, {"x": x}))
+
+
+def with_gru(text: str, imports: int = 17) -> onnx.ModelProto:
+    """A model whose text uses W [1, 9, 3] and R [1, 9, 3]."""
+    rng = np.random.default_rng(5)
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {imports}]> {text}')
+    weights = [rng.standard_normal((1, 9, 3)).astype(np.float32) for _ in "WR"]
+    model.graph.initializer.extend(map(onnx.numpy_helper.from_array, weights, "WR"))
+    return model
+
+
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("first", ["Gather <axis = 0> (a, z)", "Slice (a, o, i, o)"])
+def test_an_initial_state_in_the_shape_of_the_first_frame(first, reset):
+    """As torch.zeros_like(x[0]) is exported: only the shape of the frame counts, so it is no state."""
+    model = with_gru(f"""
+        main (float[T, N, 3] x) => (float[T, 1, N, 3] y)
+        <int64 z = {{0}}, int64[1] o = {{0}}, int64[1] i = {{1}}, float h = {{0.5}}, int64[3] s = {{1, -1, 3}}> {{
+            a = Sigmoid (x) f = {first} k = Shape (f) e = Expand (h, k) c = Reshape (e, s)
+            y = GRU <hidden_size = 3> (a, W, R, , , c)
+        }}""")
+    made = rnn_lower.stream(model, axis="T", reset=reset)
+    proof = rnn_lower.prove_streaming(model, made)
+    assert proof, proof.verdict
+    assert len(rnn_lower.StreamingSession(made).plan.states) == 1
+    x = np.random.default_rng(0).uniform(-1, 1, (7, 2, 3)).astype(np.float32)
+    session = rnn_lower.StreamingSession(made)
+    close([np.concatenate([session.run(x[k : k + 1])["y"] for k in range(7)])], run_onnxruntime(model, {"x": x}))
+
+
+@pytest.mark.parametrize("step", [None, 2])
+def test_an_output_whose_frames_have_a_row_for_each_sequence(step, tmp_path):
+    """As language models have it: decoded = linear(y).view(-1, words), time first."""
+    model = with_gru("""
+        main (float[T, N, 3] x) => (float[R, 3] y) <int64[2] s = {-1, 3}> {
+            r = GRU <hidden_size = 3> (x, W, R) y = Reshape (r, s)
+        }""")
+    onnx.save(model, tmp_path / "in.onnx")
+    result = api.stream_file(tmp_path / "in.onnx", tmp_path / "out.onnx", axis="T", step=step)
+    made = onnx.load(tmp_path / "out.onnx")
+    proof = rnn_lower.prove_streaming(model, made)
+    assert proof, proof.verdict
+    report = api.check_streaming(result, made)
+    assert report.ok, report
+    x = np.random.default_rng(0).uniform(-1, 1, (6, 4, 3)).astype(np.float32)
+    session = rnn_lower.StreamingSession(made)
+    close([np.concatenate([session.run(x[k : k + 2])["y"] for k in (0, 2, 4)])], run_onnxruntime(model, {"x": x}))
+    node = next(node for node in made.graph.node if node.op_type == "Reshape" and "y" in node.output)
+    node.output[0] = "whole"
+    made.graph.node.append(onnx.helper.make_node("Slice", ["whole", "from", "until"], ["y"], name="lost"))
+    limits = [onnx.numpy_helper.from_array(np.array([n]), name) for n, name in ((1, "from"), (1 << 60, "until"))]
+    made.graph.initializer.extend(limits)
+    assert not rnn_lower.prove_streaming(model, made)
+    assert not api.check_streaming(result, made).ok
