@@ -71,6 +71,12 @@ def check_imports(imports: Iterable[tuple[str, int]]) -> None:
 
 def _check_functions(model: onnx.ModelProto) -> None:
     keys = [(f.domain, f.name, f.overload) for f in model.functions]
+    for domain, name, _ in keys:
+        if domain in DEFAULT_DOMAINS and onnx.defs.has(name):
+            raise RnnLowerError(
+                f"function '{name}' of the default domain has the name of an operator, and runtimes differ in which of "
+                "them they use; rename the function"
+            )
     for (domain, name, _), count in collections.Counter(keys).items():
         if count > 1:
             raise RnnLowerError(f"function {domain}.{name} is defined {count} times")

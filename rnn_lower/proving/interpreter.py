@@ -283,6 +283,8 @@ class Interpreter:
         steps = []
         for step in zip(*sequences, strict=True):
             results = self._body(body, [*states, *step])
+            if any(new.shape != old.shape for new, old in zip(results, states, strict=False)):
+                raise WrongError(f"a state of Scan '{node.name}' changes its shape")
             states = results[:count]
             steps.append(results[count:])
         if not len(sequences[0]):

@@ -240,7 +240,7 @@ def _assign_unread(graphs: Iterable[tuple[Graph, Graph]], tasks: list[Task]) -> 
     for original, graph in graphs:
         earlier = {_output_names(node) for node in original if NODE_MARK in node.metadata_props}
         for node in graph:
-            if NODE_MARK not in node.metadata_props or node in read or node.op_type == "Constant":
+            if NODE_MARK not in node.metadata_props or node in read or known_tensor(node.outputs[0]) is not None:
                 continue
             if _output_names(node) in earlier:  # the model diff compares it
                 continue
