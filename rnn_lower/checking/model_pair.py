@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from rnn_lower.checking import guard, runtimes
@@ -17,6 +18,7 @@ from rnn_lower.checking.samples import Feeds
 from rnn_lower.driver.plan import inlined_document, read_document
 from rnn_lower.errors import RnnLowerError, one_line
 from rnn_lower.ir.walk import opset_of, recurrent_nodes, with_bodies
+from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio import files
 from rnn_lower.proving.model_inputs import required_inputs
 from rnn_lower.proving.old_operators import FIRST_TODAY
@@ -25,7 +27,7 @@ from rnn_lower.shapes.declared import can_agree, declaration
 from rnn_lower.transforms.fold import dead_nodes, is_folded
 
 Agree = Callable[[list[Any], list[Any]], bool]
-"""Whether two lists of results are equal, as far as a difference would be evidence."""
+"""Whether two lists of results are equal within the tolerance."""
 
 INSTEAD = "use --prove, which needs no runtime"
 """The advice for models that onnxruntime cannot run."""
@@ -39,6 +41,7 @@ class ModelPair:
     """The original and the lowered model; `judge` and `runner` name their runtimes.
 
     on: the runtime of the lowered model.  load_error: why onnxruntime did not load the original, or "".
+    is_proved: whether a proof found the models equal.
     """
 
     def __init__(self, original: Any, lowered: Any, on: str | None = None) -> None:
@@ -64,6 +67,8 @@ class ModelPair:
         self.judge, self.runner = ORT, ORT
         self._run_original: Run | None = None
         self._run_lowered: Run | None = None
+        self._run_read: Run | None = None
+        self.is_proved = False
         self._on = on
         if on is not None:
             self._run_lowered = runtimes.open_runtime(on, self.lowered)
@@ -110,9 +115,27 @@ class ModelPair:
         onnxruntime's Concat accepts empty parts of any shape, for example, and leaves elements undefined.
         """
         expected, actual = self.original_results(feeds), self.lowered_results(feeds)
-        if self.judge == ORT and not agree(expected, actual) and (why := self._refused_by_reference(feeds)):
-            raise OriginalFails(why)
+        if self.judge == ORT and not agree(expected, actual):
+            why = self.reads_nan(feeds) or (self.is_proved and self._refused_by_reference(feeds))
+            if why:
+                raise OriginalFails(why)
         return expected, actual
+
+    def reads_nan(self, feeds: Feeds) -> str:
+        """The recurrent node of the original that reads NaN or infinity, although the inputs are finite, or "".
+
+        Native kernels do not pass all of them on, so that such inputs are no evidence.
+        """
+        own = {node.inputs["X"].name: node for node in self.nodes if node.path == "main graph"}
+        nodes = {name: node for name, node in own.items() if name not in {*feeds, *self.output_names}}
+        if self.judge != ORT or not nodes or not all(map(_is_finite, feeds.values())):
+            return ""
+        if self._run_read is None:
+            self._run_read = open_onnxruntime(self.original.copied(functools.partial(_return_values, nodes)))
+        for node, x in zip(nodes.values(), self._run_read(feeds)[len(self.output_names) :], strict=True):
+            if not _is_finite(x):
+                return f"{node.describe()} reads NaN or infinity"
+        return ""
 
     def _refused_by_reference(self, feeds: Feeds) -> str:
         """Why onnx's evaluator, which has all operators of the original, does not run it with these inputs, or ""."""
@@ -227,6 +250,12 @@ class ModelPair:
                 message += "; its Scan cannot run on an empty sequence; lower the model with"
                 message += " --form loop or --target onnxruntime"
             raise RnnLowerError(f"{_named(self._lowered_path)}{message}") from None
+
+
+def _return_values(nodes: Mapping[str | None, RecurrentNode], model: onnx.ModelProto) -> None:
+    """Make the values that these nodes read outputs of a model."""
+    for name, node in nodes.items():
+        model.graph.output.append(onnx.helper.make_tensor_value_info(str(name), node.dtype.value, None))
 
 
 def _unknown_operator(error: Exception) -> str:

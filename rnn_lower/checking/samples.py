@@ -68,11 +68,14 @@ def _defaults(model: ir.Model) -> dict[str, np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """How to choose sizes. known: given sizes.  common: one size for all.  last: for last free axes; others are 1."""
+    """How to choose sizes. known: given sizes.  common: one size for all.  last: for last free axes; others are 1.
+    positive: no negative floats, as a Log or Sqrt in the model may need.
+    """
 
     known: Mapping[Symbol, int] = dataclasses.field(default_factory=dict)
     common: int | None = None
     last: int | None = None
+    positive: bool = False
 
 
 class Samples:
@@ -126,19 +129,14 @@ class Samples:
         After independent sizes come those that worked before, then equal ones, for models that tie dimensions without
         declaring it or divide them, then longer and longer last axes, for models that read audio.
         """
-        plans: list[_Plan] = [_Plan(), *([_Plan(known=self._accepted_sizes)] if self._accepted_sizes else [])]
-        plans += [_Plan(common=SIZES[(index + 1) % len(SIZES)]), _Plan(), _Plan(common=SIZES[(index + 3) % len(SIZES)])]
-        plans += [
-            _Plan(common=8),
-            *(_Plan(last=size) for size in GROWN),
-            _Plan(),
-            _Plan(common=1),
-            _Plan(known=self._accepted_sizes),
-        ]
+        known, commons = self._accepted_sizes, [SIZES[(index + step) % len(SIZES)] for step in (1, 3)]
+        plans = [_Plan(), _Plan(known=known) if known else _Plan(common=commons[0]), _Plan(known=known, positive=True)]
+        plans += [_Plan(common=commons[0] if known else 8), _Plan(), _Plan(common=commons[1])]
+        plans += [_Plan(last=size) for size in GROWN] + [_Plan(), _Plan(common=1), _Plan(common=8), _Plan(known=known)]
         for attempt, plan in enumerate(plans):
             draw = _Draw(self, index, attempt, plan)
             feeds = {str(value.name): draw.sample(value) for value in self.inputs}
-            defaults = self.defaults if index % 3 == 1 and attempt < 4 else {}
+            defaults = self.defaults if index % 3 == 1 and attempt < 6 else {}
             yield feeds | {name: draw.non_default(name, default) for name, default in defaults.items()}
 
     def keep(self, feeds: Feeds) -> None:
@@ -158,7 +156,7 @@ class _Draw:
         self.rng = np.random.default_rng([samples.seed, index, attempt])
         self.sizes = {**plan.known, **samples.known}
         # Later attempts use small values, in case the model rejected the large ones.
-        self.scales = SCALES[index % len(SCALES)] if attempt < 4 or plan.known else SCALES[0]
+        self.scales = SCALES[index % len(SCALES)] if attempt < 6 or plan.known else SCALES[0]
 
     def size(self, name: Symbol, is_last: bool = False) -> int:
         symbol = self.samples.ties.find(name)
@@ -225,7 +223,7 @@ class _Draw:
             return self.rng.integers(0, limit, shape).astype(dtype.numpy())
         # Most steps share one scale, so that a large element does not hide small ones everywhere.
         together = [*shape[:-1], 1] if shape and self.rng.integers(4) else shape
-        numbers = self.rng.uniform(-1, 1, shape) * self.rng.choice(scales, together)
+        numbers = self.rng.uniform(0 if self.plan.positive else -1, 1, shape) * self.rng.choice(scales, together)
         largest = LARGEST_FLOAT16 if dtype == ir.DataType.FLOAT16 else math.inf
         return np.asarray(np.clip(numbers, -largest, largest).astype(dtype.numpy()))
 

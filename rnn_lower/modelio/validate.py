@@ -80,7 +80,15 @@ def _check_functions(model: onnx.ModelProto) -> None:
     for (domain, name, _), count in collections.Counter(keys).items():
         if count > 1:
             raise RnnLowerError(f"function {domain}.{name} is defined {count} times")
-    calls = {key: _called(function) & set(keys) for key, function in zip(keys, model.functions, strict=True)}
+    named = dict(zip(keys, model.functions, strict=True))
+    for node in (node for holder in protobuf.holders(model) for node in holder.node if keys):
+        called = named.get((node.domain, node.op_type, node.overload))
+        for what in ("input", "output") if called is not None else ():
+            given, known = len(getattr(node, what)), len(getattr(called, what))
+            if given > known:
+                text = f"a call of function {node.domain}.{node.op_type} has {given} {what}s"
+                raise InvalidNodeError(f"{text}, but the function has {known}")
+    calls = {key: _called(function) & set(keys) for key, function in named.items()}
     try:
         graphlib.TopologicalSorter({key: sorted(called) for key, called in calls.items()}).prepare()
     except graphlib.CycleError as error:

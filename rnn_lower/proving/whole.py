@@ -41,7 +41,7 @@ from rnn_lower.proving.whole_inputs import (
     sizes_beyond_few,
     small_sizes,
 )
-from rnn_lower.proving.whole_model import limits_of, shapes_of
+from rnn_lower.proving.whole_model import limits_of, shapes_of, types_of
 from rnn_lower.transforms.inline import inlined
 
 TRIED_NUMBERS = 256
@@ -160,7 +160,6 @@ class _Comparison:
         self.models = [document.model for document in self.documents]
         self.points, self.seed, self.deadline, self.folded, self.exact = points, seed, deadline, folded, exact_sizes
         self.limits = set().union(*map(limits_of, self.documents))
-        recurrent = [node for model in self.models for node, _ in recurrent_nodes(model)]
         inputs = required_inputs(self.models[0])
         self.types = {str(v.name): (v.dtype or ir.DataType.FLOAT).numpy() for v in inputs}
         self.integers = [str(v.name) for v in inputs if v.dtype is not None and v.dtype.is_integer()]
@@ -170,7 +169,7 @@ class _Comparison:
         reading = (node for node, _ in recurrent_nodes(self.models[0]) if len(node.inputs) > 4 and node.inputs[4])
         replaced = any((node.op_type, tuple(out.name for out in node.outputs)) in gone for node in reading)
         self.lengths = exact_sizes or bool(raised) or replaced
-        kinds = {value.dtype for node in recurrent if (value := node.inputs[0]) and value.dtype}
+        kinds = set().union(*map(types_of, self.documents))
         self.narrow = kinds if len(kinds) == 1 else set[ir.DataType]()
         self.count, self.outcomes, self.ran = 0, dict[ir.Node, set[bool]](), list[Mapping[str, int]]()
         self.undefined: list[Mapping[str, int]] = []

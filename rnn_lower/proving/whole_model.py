@@ -28,6 +28,12 @@ def limits_of(document: Document) -> set[float]:
     return {limit for limit in limits if limit is not None}
 
 
+def types_of(document: Document) -> set[ir.DataType]:
+    """The element types of all recurrent nodes, as far as they are known."""
+    inputs = (node.inputs[0] for node, _ in recurrent_nodes(document.model))
+    return {dtype for x in inputs if x is not None and (dtype := document.shape_info.dtype(x)) is not None}
+
+
 def shapes_of(document: Document) -> dict[str, ir.Shape]:
     """The declared shapes of a model, by name."""
     return {str(value.name): value.shape for value in values(document.model) if value.shape is not None}

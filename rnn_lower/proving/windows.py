@@ -101,6 +101,7 @@ def _conv_transpose(call: Call) -> Array:
 
 
 def _max_pool(call: Call) -> Array:
+    call.attribute("storage_order")  # which only affects the output 'Indices'
     if len(call.node.outputs) > 1:
         raise OutOfScopeError(f"the model uses the output 'Indices' of {call.label}, which the proof does not support")
     windows = _windows(call, call.real(0), call.attribute("kernel_shape"), call.field.symbol(-np.inf))

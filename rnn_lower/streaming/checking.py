@@ -14,7 +14,7 @@ from rnn_lower.proving import prover
 from rnn_lower.proving.report import CheckReport
 from rnn_lower.streaming.chunked_runs import CALLS, SET_SIZES, ChunkedRuns, Trial
 from rnn_lower.streaming.plan import Plan
-from rnn_lower.streaming.session import StreamingSession
+from rnn_lower.streaming.session import Feeds, StreamingSession
 from rnn_lower.validation import check_numbers
 
 LENGTHS = (5, 12, 1, 23, 40)
@@ -66,6 +66,9 @@ def check_streaming(
     nothing = comparison.nothing_compared({*plan.outputs}, True) or chunked.empty()
     located = () if proof is None or proof.changed else proof.differing  # other changes, such as folding, explain them
     located += () if not (uneven := chunked.uneven()) else (uneven,)
+    halves = sorted({state.dtype for state in plan.states} & {"FLOAT16", "BFLOAT16"})
+    if halves and not comparison.ok:
+        located += (f"each chunk boundary rounds states to {halves[0].lower()}; use --rtol and --atol to allow for it",)
     if not plan.inputs and not plan.states:
         nothing = nothing or "no run carried a state from one chunk to the next"
     elif not chunked.borders:
@@ -84,9 +87,14 @@ def _compare_chunks(
     chunked: ChunkedRuns, index: int, trial: Trial, judge: ModelPair, runner: ModelPair, comparison: Comparison
 ) -> None:
     """Compare a whole run with chunks."""
-    sampled = chunked.sampled(
-        index, trial.steps, lambda feeds: (feeds, judge.original_results(feeds)), OriginalFails, judge.nodes
-    )
+
+    def whole_run(feeds: Feeds) -> tuple[Feeds, list[Any]]:
+        results = judge.original_results(feeds)
+        if why := judge.reads_nan(feeds):
+            raise OriginalFails(why)
+        return feeds, results
+
+    sampled = chunked.sampled(index, trial.steps, whole_run, OriginalFails, judge.nodes)
     if isinstance(sampled, str) and trial.is_long:
         return
     if isinstance(sampled, str):

@@ -194,7 +194,10 @@ def _is_state(state: State, plan: Plan, *ends: onnx.ValueInfoProto) -> bool:
         and {state.first.ndim, *ranks} == {len(state.shape)}
         and all({*dim.of} <= {GROWS, *plan.symbols} for dim in state.shape)
         and all(0 <= dim.times <= MOST for dim in state.shape)
-        and all(dim.of or dim.number == have for dim, have in zip(state.shape, state.first.shape, strict=True))
+        and all(
+            GROWS in dim.of or have == (1 if dim.of else dim.number)
+            for dim, have in zip(state.shape, state.first.shape, strict=True)
+        )
     )
 
 

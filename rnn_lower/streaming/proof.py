@@ -17,7 +17,6 @@ import onnx
 
 from rnn_lower.driver.plan import inlined_document
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.ir.walk import recurrent_nodes
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.call import OutOfScopeError, WrongError, known
 from rnn_lower.proving.field import Array, Field
@@ -25,7 +24,7 @@ from rnn_lower.proving.interpreter import NoStepsError
 from rnn_lower.proving.model_inputs import fixed_sizes, overrides
 from rnn_lower.proving.new_faults import new_faults
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, number_of
-from rnn_lower.proving.whole_model import ModelInterpreter, limits_of, shapes_of
+from rnn_lower.proving.whole_model import ModelInterpreter, limits_of, shapes_of, types_of
 from rnn_lower.streaming.chunked_runs import SET_SIZES, ChunkedRuns, Trial
 from rnn_lower.streaming.floats import Rounding, difference_in_floats
 from rnn_lower.streaming.plan import Plan, fixed_step
@@ -104,7 +103,7 @@ def prove_streaming(
     if faults:
         return verdict(DIFFERENT, faults[0])
     clips, declared = limits_of(original), shapes_of(original)
-    narrow = {value.dtype for node, _ in recurrent_nodes(original.model) if (value := node.inputs[0])}
+    narrow = types_of(original)
     for folded in (True, False):  # a constant sum of biases is rounded if the lowered graph contains it
         chunked = ChunkedRuns(original, streaming, plan, seed)
         try:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import onnx
 import onnx.inliner
 
-from rnn_lower.errors import UnsupportedError
+from rnn_lower.errors import UnsupportedError, one_line
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import plain_imports
@@ -34,7 +34,11 @@ def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     _remove(result, names)
     while names := _outermost(result):
         _say_defaults(result, names)
-        result = onnx.inliner.inline_selected_functions(result, sorted(names), exclude=False)
+        try:
+            result = onnx.inliner.inline_selected_functions(result, sorted(names), exclude=False)
+        except Exception as error:  # the inliner raises C++ exceptions
+            text = f"calls of function {'.'.join(min(names))} cannot be inlined: {one_line(error)}"
+            raise UnsupportedError(text) from None
         _remove(result, names)
     result.functions.extend(staying)
     _check(result)

@@ -17,8 +17,9 @@ from rnn_lower.ir.walk import is_quantized, opset_of
 from rnn_lower.options import OP_TYPES
 from rnn_lower.sandbox.resource_limits import run_with_limits
 
-SHOWN = 4096
-"""The maximum size, in bytes, of tensors that keep their data: shape inference reads axes and shapes from them."""
+SHOWN, SHOWN_INTEGERS = 4096, 1 << 18
+"""The maximum size, in bytes, of tensors that keep their data, and of lists of integers: shape inference reads axes and
+sizes from them, such as the sizes of a Split into many steps."""
 
 NO_FILE = "rnn_lower.stripped/no/file"
 """The external location of larger tensors in a model without weights; this file is never read."""
@@ -62,8 +63,9 @@ def outline_of(model: ir.Model) -> onnx.ModelProto:
     copy = model.clone()
     for graph in copy.graphs():
         for value in graph.initializers.values():
-            if value.const_value is not None and value.const_value.nbytes > SHOWN:
-                shape, dtype = ir.Shape(value.const_value.shape.numpy()), value.const_value.dtype
+            tensor = value.const_value
+            if tensor is not None and tensor.nbytes > _most_shown(tensor.dtype, len(tensor.shape)):
+                shape, dtype = ir.Shape(tensor.shape.numpy()), tensor.dtype
                 value.const_value = ir.ExternalTensor(NO_FILE, 0, 0, dtype, shape=shape, name=value.name or "")
     proto = ir.serde.serialize_model(copy)
     _strip(proto.graph, None)
@@ -201,12 +203,17 @@ def _outlined_initializers(graph: onnx.GraphProto, folder: Path | None) -> list[
 
 
 def _outlined(tensor: onnx.TensorProto, folder: Path | None) -> onnx.TensorProto:
-    if not protobuf.is_external(tensor) and tensor.ByteSize() - len(tensor.name) - len(tensor.doc_string) <= SHOWN:
+    most = _most_shown(tensor.data_type, len(tensor.dims))
+    if not protobuf.is_external(tensor) and tensor.ByteSize() - len(tensor.name) - len(tensor.doc_string) <= most:
         return tensor
-    if protobuf.is_external(tensor) and folder is not None and (protobuf.size_of(tensor) or 0) <= SHOWN:
+    if protobuf.is_external(tensor) and folder is not None and (protobuf.size_of(tensor) or 0) <= most:
         data = protobuf.read(tensor, folder)
         return onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, raw_data=data)
     return _outline(tensor.name, tensor.data_type, tensor.dims)
+
+
+def _most_shown(data_type: int, rank: int) -> int:
+    return SHOWN_INTEGERS if data_type == onnx.TensorProto.INT64 and rank == 1 else SHOWN
 
 
 def _outline(name: str, data_type: int, dims: Sequence[int]) -> onnx.TensorProto:

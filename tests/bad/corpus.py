@@ -796,6 +796,8 @@ def bad_graphs() -> Iterator[Bad]:
     yield Bad("function with two element types", changed(two_element_types, place="function"), "of different types (FLOAT and FLOAT16), so its nodes cannot be lowered in the same way for all calls; pass --fold", runs=True)
     for name in ("hidden_size", "direction", "clip"):
         yield Bad(f"{name} of the function", changed(refers(name), place="function", opset=18), f"attribute '{name}' refers to attribute 'given' of the function; lower the model with --fold", runs=True)
+    yield Bad("function named like an operator", changed(lambda m: m.functions.append(helper.make_function("", "LSTM", ["x"], ["y"], [helper.make_node("Neg", ["x"], ["y"])], m.opset_import[:1])), place="function"), "function 'LSTM' of the default domain has the name of an operator")
+    yield Bad("call with too many inputs", changed(lambda m: m.functions[0].input.pop(), place="function"), "a call of function local.Recurrent has")
     yield Bad("function calls itself", changed(calls_itself, place="function"), "function local.Recurrent calls itself")
     yield Bad("function without a default opset", changed(without_default_opset, place="function"), "of the default domain, but imports no opset for it")
 # fmt: on

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from paths import ROOT
 
 import rnn_lower
-from rnn_lower import cli
+from rnn_lower import api, cli
 from rnn_lower.checking.compare import Comparison, compare
 from rnn_lower.ir import protobuf
 
@@ -371,3 +371,29 @@ def test_inputs_for_which_the_original_repeats_its_results():
     weight = next(tensor for tensor in lowered.graph.initializer if tensor.dims == [6, 9])
     weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * 1.5, weight.name))
     assert not rnn_lower.check(model, lowered).ok
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_node_that_reads_nan_is_no_evidence(stream, tmp_path):
+    """Logarithms of magnitudes: onnxruntime's LSTM with a bias does not pass on the NaN of a negative one."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]> g (float[T, N, 3] x) => (float[T, 1, N, 4] y) {
+            l = Log (x) y = LSTM <hidden_size = 4> (l, W, R, B)
+        }""")
+    rng = np.random.default_rng(0)
+    weights = [rng.standard_normal(shape).astype(np.float32) for shape in ((1, 16, 3), (1, 16, 4), (1, 32))]
+    model.graph.initializer.extend(map(numpy_helper.from_array, weights, "WRB"))
+    if stream:
+        onnx.save(model, tmp_path / "in.onnx")
+        result = api.stream_file(tmp_path / "in.onnx", tmp_path / "out.onnx", axis="T")
+        assert api.check_streaming(result, onnx.load(tmp_path / "out.onnx")).ok
+        return
+    lowered = rnn_lower.lower(model)
+    assert rnn_lower.check(model, lowered).ok
+    weight = next(tensor for tensor in lowered.graph.initializer if tensor.dims == [3, 16])
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * 1.5, weight.name))
+    assert not rnn_lower.check(model, lowered).ok
+    negative = np.full((2, 1, 3), 0.5, np.float32)
+    negative[0, 0, 0] = -1
+    with pytest.raises(rnn_lower.RnnLowerError, match="reads NaN or infinity"):
+        rnn_lower.check(model, lowered, inputs={"x": negative})

@@ -464,3 +464,39 @@ def test_an_empty_output_has_all_other_sizes():
     lowered.graph.initializer.append(numpy_helper.from_array(np.array([0, 1, 0, 4]), "sizes"))
     lowered.graph.node.append(marked("ConstantOfShape", ["sizes"], ["Y"]))
     assert not rnn_lower.prove(model, lowered).ok
+
+
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+def test_a_state_of_a_scan_keeps_its_shape(op):
+    """numpy adds a state of one row to a batch; a Scan refuses that its state grows."""
+    model, feeds = build(Case(op, 17, N=3, H=3, dynamic=True))
+    lowered = rnn_lower.lower(model, form="scan")
+    scan = next(node for node in lowered.graph.node if node.op_type == "Scan")
+    lowered.graph.initializer.append(numpy_helper.from_array(np.zeros((1, 3), np.float32), "one_row"))
+    states = len(scan.input) - next(each.i for each in scan.attribute if each.name == "num_scan_inputs")
+    scan.input[:states] = ["one_row"] * states
+    with pytest.raises(Exception, match=r"Scan|state"):
+        run_onnxruntime(lowered, feeds)
+    proof = rnn_lower.prove(model, lowered)
+    assert not proof.ok
+    assert "changes its shape" in str(proof)
+
+
+def test_a_marked_constant_of_another_domain_is_compared():
+    model, _ = build(Case("GRU", 17))
+    model.graph.node.append(helper.make_node("Gelu", ["X"], ["g"], domain="com.microsoft"))
+    model.graph.output.append(helper.make_tensor_value_info("g", 1, None))
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    lowered = rnn_lower.lower(model, form="scan")
+    assert rnn_lower.prove(model, lowered).ok
+    unknown = marked("Constant", [], ["unread"], "unread")
+    unknown.domain = "com.microsoft"
+    lowered.graph.node.append(unknown)
+    assert not rnn_lower.prove(model, lowered).ok
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+def test_six_hundred_unrolled_steps_are_proved(opset):
+    model, _ = build(Case("RNN", opset, T=600, N=1, I=2, H=2))
+    proof = rnn_lower.prove(model, rnn_lower.lower(model, form="unroll"))
+    assert proof.ok, proof

@@ -103,10 +103,16 @@ def test_a_damaged_plan_is_told(text):
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [('"every": 1', '"every": 0'), ('"every": 1', '"every": "1"'), ('"x": 1', '"z": 1')]
+    ("old", "new"),
+    [
+        ('"every": 1', '"every": 0'),
+        ('"every": 1', '"every": "1"'),
+        ('"x": 1', '"z": 1'),
+        ('"first": {"shape": [1, 1, ', '"first": {"shape": [1, 3, '),
+    ],
 )
 def test_a_plan_of_another_model_is_told(old, new):
-    made = rnn_lower.stream(model([node("Transpose", "x", "X", perm=[1, 0, 2]), gru("Z", "gru")], [2, "T", H]))
+    made = rnn_lower.stream(model([node("Transpose", "x", "X", perm=[1, 0, 2]), gru("Z", "gru")], ["N", "T", H]))
     entry = next(one for one in made.metadata_props if one.key == "rnn_lower.stream")
     assert old in entry.value
     entry.value = entry.value.replace(old, new)

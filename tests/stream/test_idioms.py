@@ -629,3 +629,28 @@ def test_an_output_whose_frames_have_a_row_for_each_sequence(step, tmp_path):
     made.graph.initializer.extend(limits)
     assert not rnn_lower.prove_streaming(model, made)
     assert not api.check_streaming(result, made).ok
+
+
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+def test_half_precision_is_proved(op):
+    """Nothing declares the type of what the node reads."""
+    gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[op]
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 17]>
+        main (float16[N, T, 3] x) => (float16[T, 1, N, 3] y) {{
+            t = Transpose <perm = [1, 0, 2]> (x) y = {op} <hidden_size = 3> (t, W, R)
+        }}""")
+    rng = np.random.default_rng(5)
+    weights = [rng.standard_normal((1, 3 * gates, 3)).astype(np.float16) for _ in "WR"]
+    model.graph.initializer.extend(map(onnx.numpy_helper.from_array, weights, "WR"))
+    proof = rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="T"))
+    assert proof, proof.verdict
+
+
+def test_a_pooling_that_names_the_order_of_its_indices_is_proved():
+    model = with_gru("""
+        main (float[T, N, 3] x) => (float[T, 1, N, 3] y) {
+            p = MaxPool <kernel_shape = [3], pads = [1, 1], storage_order = 0> (x) y = GRU <hidden_size = 3> (p, W, R)
+        }""")
+    proof = rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="T"))
+    assert proof, proof.verdict
