@@ -293,12 +293,14 @@ class _Comparison:
         compared = sorted(set(compared_numbers(comparing)))[:TRIED_NUMBERS]
         for number, name, draw in itertools.product(compared, self.integers, range(NUMBER_DRAWS)):
             others = [case for case in (*cases, *longer) if draw == 0 and case not in self.ran]
+            is_new = False
             for index, case in enumerate((*self.ran, *others)):
-                if self.count and not self._one_sided():
-                    return
+                if index == 0 and self.count and not self._one_sided():
+                    break
                 count, seen = self.count, self._seen()
                 yield Trial(len(cases) + index, case, draw, {name: number})
-                if self.count > count and self._seen() == seen:
+                is_new |= self._seen() > seen
+                if self.count > count and not is_new:
                     break
 
     def _differ(self, trial: Trial) -> str:
