@@ -139,7 +139,10 @@ def check_attributes(call: Call) -> None:
 
 def cast_type(to: int | str) -> ir.DataType:
     """The element type that a Cast names by a number or, before opset 6, by a word."""
-    return ir.DataType[to] if isinstance(to, str) else ir.DataType(to)
+    try:
+        return ir.DataType[to] if isinstance(to, str) else ir.DataType(to)
+    except (KeyError, ValueError):
+        raise WrongError(f"a Cast names the unknown element type {to!r}") from None
 
 
 def known(field: Field, numbers: Any) -> Array:

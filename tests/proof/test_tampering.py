@@ -500,3 +500,14 @@ def test_six_hundred_unrolled_steps_are_proved(opset):
     model, _ = build(Case("RNN", opset, T=600, N=1, I=2, H=2))
     proof = rnn_lower.prove(model, rnn_lower.lower(model, form="unroll"))
     assert proof.ok, proof
+
+
+@pytest.mark.parametrize("number", [-10, 0, 99])
+def test_a_cast_to_an_unknown_type_is_no_proof(number):
+    model, _ = build(Case("GRU", 7, N=2, lengths=(2, 1), lengths_as="input"))
+    lowered = rnn_lower.lower(model, form="loop")
+    casts = [node for holder in holders(lowered) for node in holder.node if node.op_type == "Cast"]
+    casts[0].attribute[0].i = number
+    assert not rnn_lower.prove(model, lowered).ok
+    with pytest.raises(rnn_lower.RnnLowerError):
+        rnn_lower.check(model, lowered)
