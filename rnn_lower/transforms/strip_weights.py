@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import is_quantized, opset_of
 from rnn_lower.options import OP_TYPES
 from rnn_lower.sandbox.resource_limits import run_with_limits
@@ -169,6 +170,10 @@ def _strict_inference(proto: onnx.ModelProto) -> bytes:
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     _replace_layouts(copy)
+    for node in (node for holder in protobuf.holders(copy) for node in holder.node):
+        if node.op_type == "MeanVarianceNormalization" and node.domain in DEFAULT_DOMAINS:
+            node.op_type = "Identity"  # of the same type and shape; onnx's own function of it is invalid
+            del node.attribute[:]
     content = copy.SerializeToString()
     return onnx.shape_inference.infer_shapes(content, check_type=True, strict_mode=True) and b""
 

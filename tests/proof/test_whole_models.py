@@ -305,3 +305,16 @@ def test_a_branch_that_never_runs_is_compared_by_its_structure(name):
 def test_folding_in_branches_that_never_run_is_proved(shared):
     model = onnx.load(shared / "models" / "silero_vad.onnx")
     assert rnn_lower.prove(model, rnn_lower.lower(model, fold=True))
+
+
+@pytest.mark.parametrize("opset", [12, 13, 18])
+def test_mean_variance_normalization_is_converted_and_proved(opset):
+    """From opset 13 on, onnx itself has an invalid function of it, which strict inference reports for any model."""
+    model, _ = build(Case("GRU", 9))
+    model.graph.node.append(helper.make_node("MeanVarianceNormalization", ["X"], ["m"], axes=[0, 1]))
+    model.graph.output.append(INFO("m", TensorProto.FLOAT, None))
+    lowered = rnn_lower.lower(model, opset=opset)
+    proof = rnn_lower.prove(model, lowered)
+    assert proof.ok, proof
+    next(value for value in lowered.graph.output if value.name == "m").type.tensor_type.elem_type = TensorProto.DOUBLE
+    assert not rnn_lower.prove(model, lowered).ok
