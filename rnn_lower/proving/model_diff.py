@@ -154,19 +154,25 @@ class _Diff:
         return {str(value.name) for value in Document(self._before, self._folders[0]).shape_info.conflicting_values()}
 
     def weights(self, path: str, old: onnx.GraphProto, new: onnx.GraphProto) -> Iterator[str]:
-        """The differences between initializers; those that only recurrent nodes read may be replaced."""
+        """The differences between initializers; those that only recurrent nodes read may be replaced.
+
+        The proofs of emitted nodes compare the data of those that only such nodes read in the lowered model.
+        """
         there, here = _initializers(old), _initializers(new)
-        used = {*_used(new), *(_named_by_training(self._before) if old is self._before.graph else ())}
+        trained = {*(_named_by_training(self._before) if old is self._before.graph else ())}
+        used = {*_used(new), *trained}
         inputs, replaceable = {value.name for value in new.input}, _read_by_recurrent(old)
+        used_by_others = set(_used(new, emitted=False))
         for key, tensor in there.items():
             name, counterpart = key[1], here.get(key)
             if counterpart is None and name in used:
                 yield f"{path}: initializer '{name}' is missing, although it is used"
             elif counterpart is None and name not in replaceable:
                 yield f"{path}: initializer '{name}' is missing"
-            elif counterpart is not None and any(self.messages("", tensor, counterpart)):
-                yield f"{path}: initializer '{name}' has changed"
-        used_by_others = set(_used(new, emitted=False))
+            elif counterpart is not None:
+                is_own = name in (used & replaceable) - used_by_others - inputs - trained
+                if any(self.messages("", tensor, counterpart, _DATA if is_own else ())):
+                    yield f"{path}: initializer '{name}' has changed"
         for _, name in sorted(here.keys() - there.keys()):
             if name in inputs:
                 yield f"{path}: initializer '{name}' is new and has the name of an input"

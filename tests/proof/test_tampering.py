@@ -511,3 +511,18 @@ def test_a_cast_to_an_unknown_type_is_no_proof(number):
     assert not rnn_lower.prove(model, lowered).ok
     with pytest.raises(rnn_lower.RnnLowerError):
         rnn_lower.check(model, lowered)
+
+
+def test_a_weight_that_only_a_function_call_reads_is_compared_by_the_proof():
+    model, _ = build(Case("GRU", 17))
+    lowered = rnn_lower.lower(model, as_function=True)
+    weight = next(tensor for tensor in lowered.graph.initializer if tensor.name == "W")
+    array = numpy_helper.to_array(weight).copy()
+    array[0, 0, 1] += 1e-5
+    weight.CopyFrom(numpy_helper.from_array(array, "W"))
+    proof = rnn_lower.prove(model, lowered)
+    assert not proof.changed
+    assert "first differs in gate z" in str(proof)
+    assert not rnn_lower.check(model, lowered).ok
+    weight.doc_string = "changed"
+    assert rnn_lower.prove(model, lowered).changed
