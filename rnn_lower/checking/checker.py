@@ -78,11 +78,11 @@ def compare_models(
     if nothing and empty:
         nothing += f"; input '{empty[0]}' declares a size of 0, which onnxruntime takes as the actual size"
         nothing += "; declare the size as unknown"
-    differs = proof is not None and (not proof.changed or not comparison.ok)
+    computed = proof is not None and bool(proof.changed) and comparison.ok  # another tool may have moved nodes since
     return CheckReport(
         comparison.reports(), models.judge, models.runner, runs, rtol, atol, nothing,
         unreached=tuple(models.nodes[index].describe() for index in unreached()),
-        located=proof.differing if proof is not None and differs else (),
+        located=() if proof is None else proof.differing(computed),
         proved=() if proof is None else proof.proved,
         runs_of_unproved=tuple(f"{models.nodes[index].describe()}: {node_runs.describe(index)}" for index in unproved),
         counterexample=written,

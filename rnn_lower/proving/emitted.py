@@ -180,10 +180,12 @@ class EmittedInterpreter(Interpreter):
 
     longest: the largest length that is compared, if the model leaves a size open.
     symbols: the sizes by symbolic name, or None for ambiguous names.
+    most_carried: the most floats that all loops together may carry from step to step: the states of the node.
     recorded: None, or a list to which every computed array of field elements is appended.
     """
 
     longest: int | None = None
+    most_carried = 0
     recorded: list[Array] | None = None
 
     def __init__(self, field: Field, limits: Collection[float] = (), deadline: float = math.inf) -> None:
@@ -194,6 +196,7 @@ class EmittedInterpreter(Interpreter):
         self._sizes: dict[ir.Node, tuple[int, ...]] = {}
 
     def run(self, graph: Graph, inputs: Mapping[ir.Value, Array]) -> list[Array]:
+        self._carried = 0
         try:
             return super().run(graph, inputs)
         except UndefinedError as error:
@@ -216,6 +219,22 @@ class EmittedInterpreter(Interpreter):
         if self.recorded is not None:
             self.recorded += [result for result in results if result.dtype == np.uint64]
         return results
+
+    def _results(self, node: ir.Node) -> Sequence[Array]:
+        if node.op_type in ("Loop", "Scan"):
+            self._check_carried(node)
+        return super()._results(node)
+
+    def _check_carried(self, node: ir.Node) -> None:
+        """Raise OutOfScopeError if loops carry more floats than the node, which may matter at other lengths."""
+        scanned = 0 if node.op_type == "Loop" else node.attributes.get_int("num_scan_inputs", 0)
+        states = self._operands(node)[2 if node.op_type == "Loop" else 0 : len(node.inputs) - scanned]
+        self._carried += sum(state.size for state in states if state is not None and state.dtype == np.uint64)
+        if self._carried > self.most_carried:
+            raise OutOfScopeError(
+                f"the loops carry {self._carried} floats from step to step, but the states of the node have only "
+                f"{self.most_carried} elements"
+            )
 
     def _compute(self, call: Call) -> Sequence[Array]:
         node = call.node

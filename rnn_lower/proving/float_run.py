@@ -35,8 +35,10 @@ ROUNDED = 0.01
 NOT_FINITE, OTHER_INTEGERS = "contains NaN or infinity", "contains other integers"
 
 FLOAT32 = dataclasses.replace(
-    FLOATS, zeros=lambda shape: np.zeros(shape, np.float32), number=lambda x: np.array(x, np.float32)
-)
+    FLOATS, zeros=lambda shape: np.zeros(shape, np.float32), number=lambda x: np.array(x, np.float32),
+    activation=lambda name, x, a, b: np.where(np.isfinite(x), FLOATS.activation(name, x, a, b), np.nan),
+)  # fmt: skip
+"""The arithmetic of float32 arrays; what follows from an overflow is NaN, and so not compared."""
 
 
 Run = Callable[[Mapping[ir.Value, Array]], list[Array]]

@@ -91,7 +91,8 @@ def _verdict(task: Task, points: int, seed: int, sizes: Mapping[str, int]) -> No
                 left_out = "; ".join(sorted(comparison.left_out))
                 return dataclasses.replace(proof, verdict=PROVED, bound=bound, evaluations=count, reason=left_out)
             if proof.verdict != DIFFERENT:
-                proof = dataclasses.replace(proof, verdict=DIFFERENT, reason=reason)
+                count = comparison.evaluations
+                proof = dataclasses.replace(proof, verdict=DIFFERENT, reason=reason, evaluations=count)
     except OutOfScopeError as error:
         return dataclasses.replace(proof, reason=str(error))
     except WrongError as error:
@@ -248,6 +249,8 @@ class _Comparison:
             text["B"] = self._biases(field, arrays["B"], folded)
         own = set(field.symbols)
         interpreter.symbols = symbol_sizes((self._shapes[name], array.shape) for name, array in arrays.items())
+        directions, _, hidden_size = arrays["R"].shape
+        interpreter.most_carried = (1 + (self._node.op == "LSTM")) * directions * case.N * hidden_size
         try:
             right = interpreter.run(self._program, values)
         except NoStepsError:

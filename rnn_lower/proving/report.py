@@ -190,10 +190,13 @@ class Proof:
         """The names of the nodes that are proved."""
         return tuple(node.name for node in self.nodes if node.ok)
 
-    @property
-    def differing(self) -> tuple[str, ...]:
-        """The nodes that compute another function, and where the values first differ."""
-        return tuple(f"{node.name}: {node.reason}" for node in self.nodes if node.verdict == DIFFERENT)
+    def differing(self, computed: bool) -> tuple[str, ...]:
+        """The nodes that compute another function, and where the values first differ.
+
+        computed: only nodes that both sides computed, not those whose place in the lowered model is unclear.
+        """
+        nodes = [node for node in self.nodes if node.verdict == DIFFERENT and (node.evaluations or not computed)]
+        return tuple(f"{node.name}: {node.reason}" for node in nodes)
 
     @property
     def reasons(self) -> tuple[str, ...]:

@@ -85,6 +85,9 @@ def _fold_here(model: ir.Model) -> None:
     _complete(model, before)
 
 
+TEXT = ir.DataType.STRING.value
+
+
 def _fold_constants(model: ir.Model, should_fold: Callable[[ir.Node], bool | None], **limits: int) -> None:
     """Fold with onnxscript, except for sequences: at every opset, it replaces them with nodes of opset 18."""
     without_sequences(model)
@@ -174,9 +177,15 @@ def _makes_size(node: ir.Node) -> bool | None:
 
 
 def _is_doubtful(node: ir.Node) -> bool:
-    """Whether onnx's evaluator, with which onnxscript folds, may compute another result than runtimes."""
+    """Whether onnx's evaluator, with which onnxscript folds, may compute another result than runtimes.
+
+    The result may also be texts, as which onnx_ir cannot write arrays.
+    """
     if node.domain not in DEFAULT_DOMAINS or any(subgraphs(node)):
         return False
+    types = {tensor.dtype for value in node.inputs if (tensor := known_tensor(value)) is not None}
+    if ir.DataType.STRING in types or (node.op_type == "Cast" and node.attributes.get_int("to", 0) == TEXT):
+        return True
     if node.op_type == "ReduceSumSquare":  # of integers, it returns 64 bits
         tensor = known_tensor(node.inputs[0])
         return tensor is not None and not tensor.dtype.is_floating_point()

@@ -65,7 +65,9 @@ def outline_of(model: ir.Model) -> onnx.ModelProto:
     for graph in copy.graphs():
         for value in graph.initializers.values():
             tensor = value.const_value
-            if tensor is not None and tensor.nbytes > _most_shown(tensor.dtype, len(tensor.shape)):
+            if tensor is None or tensor.dtype == ir.DataType.STRING:
+                continue
+            if tensor.nbytes > _most_shown(tensor.dtype, len(tensor.shape)):
                 shape, dtype = ir.Shape(tensor.shape.numpy()), tensor.dtype
                 value.const_value = ir.ExternalTensor(NO_FILE, 0, 0, dtype, shape=shape, name=value.name or "")
     proto = ir.serde.serialize_model(copy)

@@ -526,3 +526,62 @@ def test_a_weight_that_only_a_function_call_reads_is_compared_by_the_proof():
     assert not rnn_lower.check(model, lowered).ok
     weight.doc_string = "changed"
     assert rnn_lower.prove(model, lowered).changed
+
+
+def test_a_loop_carries_no_other_floats_than_states():
+    """A float that grows from step to step is lost in a sum at first, and changes the result of long sequences."""
+    model, _ = build(Case("GRU", 17, T=5, N=1, I=2, H=2, dynamic=True, optional=(), outputs=("Y",)))
+    lowered = rnn_lower.lower(model, form="scan")
+    scan = next(node for node in lowered.graph.node if node.op_type == "Scan")
+    body = next(each.g for each in scan.attribute if each.name == "body")
+    constants = {"start": [0.37], "grow": [1.3], "one": [1.0]}
+    for name, numbers in constants.items():
+        lowered.graph.initializer.append(numpy_helper.from_array(np.array(numbers, np.float32), name))
+    state, final = body.input[0].name, body.output[0].name
+    for node in body.node:
+        node.input[:] = ["state/kept" if name == state else name for name in node.input]
+    first = [
+        marked("Mul", ["s", "grow"], ["s_next"], "grows"), marked("Add", ["s_next", "one"], ["s_sum"], "sum"),
+        marked("Sub", ["s_sum", "s_next"], ["s_one"], "one_again"), marked("Mul", [state, "s_one"], ["state/kept"], "kept"),
+    ]  # fmt: skip
+    nodes = [*first, *body.node]
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del body.node[:]
+    body.node.extend(copies)
+    inputs, outputs = list(body.input), list(body.output)
+    del body.input[:], body.output[:]
+    body.input.extend([inputs[0], helper.make_tensor_value_info("s", 1, [1]), *inputs[1:]])
+    body.output.extend([outputs[0], helper.make_tensor_value_info("s_next", 1, [1]), *outputs[1:]])
+    scan.input[:] = [scan.input[0], "start", *list(scan.input)[1:]]
+    scan.output[:] = [scan.output[0], "s_final", *list(scan.output)[1:]]
+    assert final == outputs[0].name
+    rng = np.random.default_rng(0)
+    short, long = ({"X": rng.standard_normal((steps, 1, 2)).astype(np.float32)} for steps in (40, 300))
+    wanted, found = ([run_onnxruntime(each, feeds)[0] for feeds in (short, long)] for each in (model, lowered))
+    assert np.abs(wanted[0] - found[0]).max() < 1e-4 < 1e-2 < np.abs(wanted[1] - found[1]).max()
+    proof = rnn_lower.prove(model, lowered)
+    assert not proof.ok
+    assert "the loops carry" in str(proof)
+
+
+def test_a_difference_that_the_proof_computes_counts_beside_other_changes():
+    model, _ = build(Case("LSTM", 17, optional=("initial_h", "initial_c")))
+    lowered = rnn_lower.lower(model)
+    reader = next(node for node in lowered.graph.node if "initial_c" in node.input)
+    reader.input[list(reader.input).index("initial_c")] = "clipped"
+    limits = [numpy_helper.from_array(np.float32(limit), name) for name, limit in (("low", -150), ("high", 150))]
+    lowered.graph.initializer.extend(limits)
+    lowered.graph.node.insert(0, marked("Clip", ["initial_c", "low", "high"], ["clipped"], "clips"))
+    lowered.doc_string = "edited"
+    assert not rnn_lower.prove(model, lowered).ok
+    assert not rnn_lower.check(model, lowered).ok
+
+
+@pytest.mark.parametrize("steps", [4, 7])
+def test_steps_that_overflow_are_proved(steps):
+    """A ThresholdedRelu returns 0 for the NaN of an overflow, which depends on the order of additions."""
+    activations = ("ThresholdedRelu", "Relu", "ThresholdedRelu")
+    case = Case("LSTM", 17, T=steps, N=3, optional=("initial_c",), activations=activations, alpha=(0.99, 0.9))
+    model, _ = build(case)
+    proof = rnn_lower.prove(model, rnn_lower.lower(model))
+    assert proof.ok, proof
