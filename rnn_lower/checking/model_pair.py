@@ -29,6 +29,9 @@ from rnn_lower.transforms.fold import dead_nodes, is_folded
 Agree = Callable[[list[Any], list[Any]], bool]
 """Whether two lists of results are equal within the tolerance."""
 
+PARTIAL = ("Acos", "Acosh", "Asin", "Atanh", "Div", "Exp", "Log", "Pow", "Reciprocal", "ReduceLogSum", "Sqrt", "Tan")
+"""Operators that make NaN or infinity of some finite numbers."""
+
 INSTEAD = "use --prove, which needs no runtime"
 """The advice for models that onnxruntime cannot run."""
 
@@ -128,7 +131,8 @@ class ModelPair:
         """
         own = {node.inputs["X"].name: node for node in self.nodes if node.path == "main graph"}
         nodes = {name: node for name, node in own.items() if name not in {*feeds, *self.output_names}}
-        if self.judge != ORT or not nodes or not all(map(_is_finite, feeds.values())):
+        is_partial = any(node.op_type in PARTIAL for node in self.original.proto.graph.node)
+        if self.judge != ORT or not nodes or not is_partial or not all(map(_is_finite, feeds.values())):
             return ""
         if self._run_read is None:
             self._run_read = open_onnxruntime(self.original.copied(functools.partial(_return_values, nodes)))
