@@ -423,4 +423,4 @@ def test_no_vector_is_computed_with_on_opencv_4(op, weights):
 def test_how_many_steps_are_unrolled(op, target, longest):
     for T in range(1, 6):
         (node,) = rnn_lower.inspect(build(Case(op, T=T))[0])
-        assert find_target(target).choose(node, 14) == ("unroll" if longest >= T else "scan"), T
+        assert find_target(target).choose_form(node, 14) == ("unroll" if longest >= T else "scan"), T

@@ -204,7 +204,7 @@ class Plan:
     def _with_form(self, site: Site) -> tuple[Site, list[Requirement]]:
         """The site with the form that the options request or the target prefers, and what the node lacks for it."""
         node, opset, form = site.node, site.scope.opset, self._options.form
-        form = self._target.choose(node, opset) if form == "auto" else form
+        form = self._target.choose_form(node, opset) if form == "auto" else form
         return dataclasses.replace(site, form=form), self._target.lacks(node, form, opset)
 
     def _with_sizes(self, site: Site) -> Site:

@@ -132,7 +132,7 @@ class Target:
                 f"slow for more than {steps} unrolled steps ({seconds:g} s to load an LSTM unrolled to 400 steps)",
             )
 
-    def choose(self, node: RecurrentNode, opset: int) -> str:
+    def choose_form(self, node: RecurrentNode, opset: int) -> str:
         """The form for a node if no form is requested."""
         length = node.static_length
         if "unroll" in self.forms and length is not None and length <= self.unroll_up_to:
