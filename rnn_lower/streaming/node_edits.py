@@ -66,14 +66,11 @@ def _numbers(numbers: Any) -> Operand:
     return constant(list(numbers), INT64, "numbers")
 
 
-def take_the_rest(work: GraphEditor, site: Site, x: AxisInfo, index: int, rank: int, number: int | None) -> None:
-    """Set the size at an index of a Reshape's shape to a number, or to the stream's size if `number` is None."""
-    here, rest = constant(np.arange(rank) == index, ir.DataType.BOOL, "here"), constant(number or 0, INT64, "rest")
-    counted = None if number is not None or x.axis is None else site.before.size(site.input(), x.axis, x.rank)
-    site.feed(1, site.before.op("Where", here, counted or rest, site.input(1), name="shape"))
-    copy_zeros(work, site)
-    if counted:
-        site.change({"allowzero": 1})
+def take_the_rest(_: GraphEditor, site: Site, index: int, rank: int, number: int) -> None:
+    """Set the size at an index of a Reshape's shape to 0, the size of the input, or -1."""
+    here, rest = constant(np.arange(rank) == index, ir.DataType.BOOL, "here"), constant(number, INT64, "rest")
+    site.feed(1, site.before.op("Where", here, rest, site.input(1), name="shape"))
+    copy_zeros(_, site)
 
 
 def take_each(work: GraphEditor, site: Site, axes: Sequence[int]) -> None:

@@ -103,14 +103,9 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
     ]  # fmt: skip
     if len(unknown) == 1 and size(-1) not in target:
         others = product(x.sizes[k] if dim == size(0) else dim for k, dim in enumerate(target) if k != unknown[0])
-        alone = x.is_plain and others == product(x.sized(ONE))
-        stays, may_lack = alone and unknown[0] == x.axis, ctx.may_lack_frames(x)
-        counted = may_lack and alone and not stays and ctx.opset >= 14 and size(0) not in target
-        if may_lack and not (stays or counted):
-            raise ctx.refuse("its frames are delayed, but its output shape is computed from the length of the stream")
-        ctx.edit(take_the_rest, x, unknown[0], len(target), 0 if stays else None if counted else -1)
-        rest = x.length if alone else size(-1)
-        target = tuple(rest if k == unknown[0] else dim for k, dim in enumerate(target))
+        stays = x.is_plain and unknown[0] == x.axis and others == product(x.sized(ONE))
+        ctx.edit(take_the_rest, unknown[0], len(target), 0 if stays else -1)
+        target = tuple(size(0 if stays else -1) if k == unknown[0] else dim for k, dim in enumerate(target))
     if len([dim for dim in target if dim == size(-1)]) > 1:
         raise ctx.refuse("its input 'shape' contains -1 more than once")
     copied = [x.sizes[k] if dim == size(0) and k < x.rank else dim for k, dim in enumerate(target)]

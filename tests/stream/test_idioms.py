@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -654,3 +655,43 @@ def test_a_pooling_that_names_the_order_of_its_indices_is_proved():
         }""")
     proof = rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="T"))
     assert proof, proof.verdict
+
+
+VIEWS = {
+    "of the input's length": "q = Concat <axis = 0> (n, t, f) y = Reshape <allowzero = 1> (c, q)",
+    "of the input's length, 0 copies": "q = Concat <axis = 0> (n, t, f) y = Reshape (c, q)",
+    "of its own length": "k = Shape <start = 1, end = 2> (c) q = Concat <axis = 0> (n, k, f) y = Reshape (c, q)",
+    "merged and back": (
+        "b = Mul (n, t) q = Concat <axis = 0> (b, f) d = Reshape <allowzero = 1> (c, q) h = Tanh (d)"
+        " p = Concat <axis = 0> (n, t, f) y = Reshape <allowzero = 1> (h, p)"
+    ),
+}
+"""What becomes of frames c [N, frames, 2, 2] behind a Conv, with the sizes n, t and f that the shape should have."""
+
+
+@pytest.mark.parametrize("step", [None, 2])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("kind", VIEWS)
+def test_a_reshape_behind_a_conv_whose_frames_are_late(kind, padded, stride, step):
+    """As view(batch, frames, -1) of Conv2dSubsampling is exported: the number of frames comes from the input."""
+    pads = "[1, 0, 1, 0]" if padded else "[0, 0, 0, 0]"
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 17]>
+        main (float[N, T, 4] x) => (float[N, U, 4] y)
+        <float[2, 1, 3, 3] w = {{{", ".join(f"{n / 8}" for n in range(-9, 9))}}}, int64[1] f = {{4}}, int64[1] a = {{1}},
+         int64[1] s = {{{stride}}}, int64[1] less = {{{1 if padded else 3}}}>
+        {{ n = Shape <start = 0, end = 1> (x) l = Shape <start = 1, end = 2> (x) r = Sub (l, less) i = Div (r, s)
+           t = Add (i, a) u = Unsqueeze (x, a) v = Conv <strides = [{stride}, 1], pads = {pads}> (u, w)
+           c = Transpose <perm = [0, 2, 1, 3]> (v) {VIEWS[kind]} }}
+    """)
+    made = rnn_lower.stream(model, axis="T", delay=padded, step=None if step is None else step * stride)
+    proof = rnn_lower.prove_streaming(model, made)
+    assert proof, proof.verdict
+    x = np.random.default_rng(0).uniform(-1, 1, (2, 12, 4)).astype(np.float32)
+    (wanted,) = run_onnxruntime(model, {"x": x})
+    for lengths in ([2 * stride] * (6 // stride),) if step else ([stride] * (12 // stride), [4, 2, 2, 4]):
+        session, ends = rnn_lower.StreamingSession(made), np.cumsum([0, *lengths])
+        got = np.concatenate([session.run(x[:, a:b])["y"] for a, b in itertools.pairwise(ends)], 1)
+        assert got.shape[1] >= wanted.shape[1] - padded
+        close([got], [wanted[:, : got.shape[1]]])
