@@ -283,7 +283,10 @@ def _stream_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _form(parser)
     parser.add_argument(
-        "--time", metavar="NAME", help="the axis of the stream: the name of its symbolic size, or INPUT[AXIS]"
+        "--time",
+        metavar="NAME",
+        help="the axis of the stream: the name of its symbolic size, or INPUT[AXIS]; for"
+        " several inputs, separate the axes with commas",
     )
     parser.add_argument(
         "--step",

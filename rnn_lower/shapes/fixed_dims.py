@@ -97,11 +97,7 @@ def free_proto_dim(model: onnx.ModelProto, owner: str, axis: int, symbol: str = 
 
     What was declared of other values with this size in mind is taken back, for inference to find it again.
     """
-    graph = model.graph
-    used_symbols = {dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim}
-    symbol = symbol or next(
-        name for name in ("time", *(f"time_{k}" for k in range(len(used_symbols) + 1))) if name not in used_symbols
-    )
+    graph, symbol = model.graph, symbol or _unused_symbol(model)
     fixed_dim = next(value for value in graph.input if value.name == owner).type.tensor_type.shape.dim[axis]
     size = fixed_dim.dim_value
     fixed_dim.dim_param = symbol
@@ -112,6 +108,26 @@ def free_proto_dim(model: onnx.ModelProto, owner: str, axis: int, symbol: str = 
                 if dim.dim_value == size:
                     dim.Clear()
     return symbol
+
+
+def join_proto_dims(model: onnx.ModelProto, axes: Sequence[tuple[str, int]]) -> str:
+    """Give free axes of inputs one symbol in a protobuf model, also where their own symbols appear; returns it."""
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in model.graph.input}
+    dims = [shapes[name][axis] for name, axis in axes]
+    joined = [dim.dim_param for dim in dims if dim.dim_param and dim.dim_param not in NO_NAMES]
+    symbol = joined[0] if joined else _unused_symbol(model)
+    for graph in graphs_in(model.graph):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            dims += [dim for dim in value.type.tensor_type.shape.dim if dim.dim_param in joined]
+    for dim in dims:
+        dim.dim_param = symbol
+    return symbol
+
+
+def _unused_symbol(model: onnx.ModelProto) -> str:
+    """A symbol for the time axis that no input has."""
+    used = {dim.dim_param for value in model.graph.input for dim in value.type.tensor_type.shape.dim}
+    return next(name for name in ("time", *(f"time_{k}" for k in range(len(used) + 1))) if name not in used)
 
 
 def _resolve(inputs: Shapes, dims: Dims) -> _Fixed:

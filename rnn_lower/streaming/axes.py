@@ -11,7 +11,7 @@ from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.lowering.node import Dim, display_name
 from rnn_lower.modelio.document import Document
-from rnn_lower.shapes.fixed_dims import Shapes, axis_name, declared_shapes, free_dims, free_proto_dim
+from rnn_lower.shapes.fixed_dims import Shapes, axis_name, declared_shapes, free_dims, free_proto_dim, join_proto_dims
 from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
 from rnn_lower.streaming.causality import CausalityAnalysis
 from rnn_lower.streaming.data_flow import has_one_step, inputs_of, outputs_of
@@ -23,7 +23,7 @@ CALLS = ""
 
 
 def opened(document: Document, time: str) -> tuple[Document, str, int | None]:
-    """The document with a free size for the stream axis, if the axis is named by position and has a fixed size.
+    """The document with one free size for the stream, its name, and the number if the export fixed it.
 
     time: the name of a size, or INPUT[AXIS], with commas between those of several inputs.
     """
@@ -35,13 +35,22 @@ def opened(document: Document, time: str) -> tuple[Document, str, int | None]:
     }
     axes = [fixed[name] for name in time.split(",") if name in fixed]
     if not axes:
-        return document, time, None
+        return *_joined(document, time), None
     if len(axes) < len(time.split(",")) or len({size for *_, size in axes}) > 1:
         raise RnnLowerError(f"--time {time}: all axes of the stream must have the same fixed size")
     symbol = ""
     for name, axis, _ in axes:
         symbol = free_proto_dim(document.proto, name, axis, symbol)
     return document.again(), symbol, axes[0][2]
+
+
+def _joined(document: Document, time: str) -> tuple[Document, str]:
+    """The document with one symbol for free axes that `time` names one by one, and the name of the stream's size."""
+    parts = time.split(",")
+    if len(parts) < 2 or time in _free(document):
+        return document, time
+    symbol = join_proto_dims(document.proto, [place for part in parts for place in _places(document, part)])
+    return document.again(), symbol
 
 
 def outside(document: Document) -> str | None:
@@ -171,23 +180,28 @@ def _free(document: Document) -> list[str]:
     return list(dict.fromkeys(name for *_, name in free_dims(_shapes(document))))
 
 
-def axes_of(document: Document, time: str) -> dict[str, int]:
-    """The inputs and axes whose size has this name, or that INPUT[AXIS] names."""
-    free, nameless = _free(document), (None, *NO_NAMES)
-    wanted = time.split(",")
-    named = [str(dim) for name, axis, dim in _axes(document) if axis_name(name, axis) in wanted and dim not in nameless]
-    if len(named) == len(wanted) and len({*named}) == 1:  # INPUT[AXIS] of axes that have a name
-        time = named[0]
-    streams = [
-        (name, axis)
-        for name, axis, dim in _axes(document)
-        if time == (axis_name(name, axis) if dim in nameless else dim)
-    ]
-    if not streams:
+def _symbol(dim: Dim) -> str | None:
+    """The name of a symbolic size, if it tells which sizes are equal."""
+    return dim if isinstance(dim, str) and dim not in NO_NAMES else None
+
+
+def _places(document: Document, time: str) -> list[tuple[str, int]]:
+    """Each input and axis whose size has this name, or that of the axis INPUT[AXIS]."""
+    axes = _axes(document)
+    named = (symbol for name, axis, dim in axes if axis_name(name, axis) == time and (symbol := _symbol(dim)))
+    wanted = next(named, time)
+    places = [(name, axis) for name, axis, dim in axes if wanted == (_symbol(dim) or axis_name(name, axis))]
+    if not places:
         raise RnnLowerError(
             f"--time {time}: no input has a symbolic size or an axis of this name; symbolic sizes: "
-            f"{', '.join(free) or 'none'}"
+            f"{', '.join(_free(document)) or 'none'}"
         )
+    return places
+
+
+def axes_of(document: Document, time: str) -> dict[str, int]:
+    """The inputs and axes whose size has this name, or that INPUT[AXIS] names."""
+    streams = _places(document, time)
     if len({name for name, _ in streams}) < len(streams):
         raise RnnLowerError(
             f"--time {time}: more than one axis of input '{streams[0][0]}' has this size; pass --time "

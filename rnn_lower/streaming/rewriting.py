@@ -96,8 +96,9 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
             logger.info(
                 "made the sequence length, which the export had hard-coded as %d, variable: %s", error.length, error
             )
-            fixed = dataclasses.replace(requested, axis=",".join(axis_name(*each) for each in streams.items()))
-            return streamed(document, fixed, {**(dims or {}), called(original.model, streams): error.length})
+            axes = [axis_name(*each) for each in streams.items()]
+            fixed = dataclasses.replace(requested, axis=",".join(axes))
+            return streamed(document, fixed, {**(dims or {}), **dict.fromkeys(axes, error.length)})
         if baked is None:
             raise
         work, analysis = _analyzed(original, streams, requested, baked)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import onnx
 import pytest
@@ -98,3 +100,34 @@ def test_a_length_that_may_be_another_size_stays():
     s.add("Reshape", "x", s.ints(9, 2, 6))
     with pytest.raises(rnn_lower.UnsupportedError):
         rnn_lower.stream(sized(s.model(), x=(2, 9, 6)), axis="x[1]")
+
+
+@pytest.mark.parametrize("axis", ["x[1],z[0]", "A,z[0]", "A,B", "x[1],B"])
+@pytest.mark.parametrize("names", ["AB", "A?", "A-", "?B", "??", "--", "AA"])
+def test_two_inputs_whose_sizes_have_other_names(names, axis):
+    """The caller says that both axes are the stream; "?" is no name, and "-" is no size at all."""
+    s = Stack(np.random.default_rng(0))
+    s.add("Mul", "x", s.add("Transpose", "z", perm=[1, 0, 2]))
+    s.add("GRU", s.add("Transpose", s.value, perm=[1, 0, 2]), s.weight(1, 18, 6), s.weight(1, 18, 6), hidden_size=6)
+    s.add("Transpose", s.add("Squeeze", s.value, s.ints(1)), perm=[1, 0, 2])
+    model = s.model()
+    model.graph.input.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, ["B", "N", 6]))
+    for value, place, name in zip(model.graph.input, (1, 0), names, strict=True):
+        dim = value.type.tensor_type.shape.dim[place]
+        dim.dim_param = name
+        if name == "-":
+            dim.Clear()
+    if missing := [name for name in axis.split(",") if "[" not in name and name not in names]:
+        with pytest.raises(rnn_lower.RnnLowerError, match=f'axis="{missing[0]}": no input'):
+            rnn_lower.stream(model, axis=axis)
+        return
+    made = rnn_lower.stream(model, axis=axis)
+    assert rnn_lower.StreamingSession(made).plan.inputs == {"x": 1, "z": 0}
+    proof = rnn_lower.prove_streaming(model, made)
+    assert proof, proof.verdict
+    feeds = {
+        name: s.rng.uniform(-1, 1, shape).astype(np.float32) for name, shape in (("x", (2, 9, 6)), ("z", (9, 2, 6)))
+    }
+    session, ends = rnn_lower.StreamingSession(made), (0, 1, 4, 9)
+    chunks = [session.run({"x": feeds["x"][:, a:b], "z": feeds["z"][a:b]})["y"] for a, b in itertools.pairwise(ends)]
+    close([np.concatenate(chunks, 1)], run_onnxruntime(model, feeds))
