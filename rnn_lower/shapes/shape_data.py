@@ -111,6 +111,26 @@ def _expand(node: ir.Node, _: int, shape: Shape) -> InferredShape | None:
     return [b if a == ONE else a if b in (ONE, a) or (a.number or 0) > 1 else None for a, b in pairs]
 
 
+def _slice(node: ir.Node, _: int, shape: Shape) -> InferredShape | None:
+    """The shape of a Slice whose bounds are computed, as exporters emit for chunks; other axes stay as they are."""
+    have, columns = _data(node, shape), [_target(node, index, shape) for index in range(1, 5)]
+    count = len(columns[0] or ())
+    for index, default in ((3, range(count)), (4, (1,) * count)):
+        if len(node.inputs) <= index or node.inputs[index] is None:
+            columns[index - 1] = list(map(size, default))
+    bounds = [column for column in columns if column is not None and len(column) == count]
+    if have is None or len(bounds) < len(columns):
+        return None
+    result: list[Size | None] = list(have)
+    for start, end, axis, step in zip(*bounds, strict=True):
+        if axis.number is None or not -len(have) <= axis.number < len(have):
+            return None
+        numbers = [n for n in (have[axis.number].number, start.number, end.number, step.number) if n is not None]
+        known = len(numbers) == 4 and step.number
+        result[axis.number] = size(len(range(numbers[0])[slice(*numbers[1:])])) if known else None
+    return result
+
+
 def _top_k(node: ir.Node, _: int, shape: Shape) -> InferredShape | None:
     """The shape of a TopK whose k is an input, as in exports that sort sequences by length."""
     have, count, axis = _data(node, shape), _target(node, 1, shape), get_attribute(node, "axis", _INT, -1)
@@ -120,7 +140,7 @@ def _top_k(node: ir.Node, _: int, shape: Shape) -> InferredShape | None:
 
 
 SHAPES: dict[str, Callable[[ir.Node, int, Shape], InferredShape | None]] = {
-    "Reshape": _reshape, "Transpose": _transpose, "Expand": _expand,
+    "Reshape": _reshape, "Transpose": _transpose, "Expand": _expand, "Slice": _slice,
     "ConstantOfShape": lambda node, _, shape: _target(node, 0, shape), "TopK": _top_k,
     **dict.fromkeys(OP_TYPES, _recurrent),
 }  # fmt: skip

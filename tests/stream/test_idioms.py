@@ -695,3 +695,35 @@ def test_a_reshape_behind_a_conv_whose_frames_are_late(kind, padded, stride, ste
         got = np.concatenate([session.run(x[:, a:b])["y"] for a, b in itertools.pairwise(ends)], 1)
         assert got.shape[1] >= wanted.shape[1] - padded
         close([got], [wanted[:, : got.shape[1]]])
+
+
+HALVES = {
+    "halves of the columns": "k = Gather <axis = 0> (s, m) h = Div (k, two) a = Slice (f, z, h, m) b = Slice (f, h, k, m)",
+    "every second one": (
+        "k = Gather <axis = 0> (s, m) h = Sub (k, i) a = Slice (f, z, h, m, two) b = Slice (f, h, n, m, back)"
+    ),
+}
+
+
+@pytest.mark.parametrize("step", [None, 3])
+@pytest.mark.parametrize("opset", [11, 13, 17])
+@pytest.mark.parametrize("kind", HALVES)
+def test_gains_that_are_the_same_for_all_frames(kind, opset, step):
+    """As FiLM is exported: gain, bias = linear(e).unsqueeze(1).chunk(2, -1), where the bounds of chunk are computed."""
+    unsqueezed = "f = Unsqueeze <axes = [1]> (g)" if opset < 13 else "f = Unsqueeze (g, i)"
+    weights = np.random.default_rng(3).uniform(-1, 1, 18).round(2)
+    model = with_gru(f"""
+        main (float[N, T, 3] x, float[N, 3] e) => (float[T, 1, N, 3] y)
+        <float[3, 6] v = {{{", ".join(map(str, weights))}}}, int64[1] z = {{0}}, int64[1] i = {{1}}, int64[1] m = {{-1}},
+         int64[1] two = {{2}}, int64[1] back = {{-2}}, int64[1] n = {{-9223372036854775808}}> {{
+            g = Gemm (e, v) {unsqueezed} s = Shape (f) {HALVES[kind]}
+            q = Mul (x, a) r = Add (q, b) t = Transpose <perm = [1, 0, 2]> (r) y = GRU <hidden_size = 3> (t, W, R)
+        }}""", opset)  # fmt: skip
+    made = rnn_lower.stream(model, axis="T", step=step)
+    proof = rnn_lower.prove_streaming(model, made)
+    assert proof, proof.verdict
+    rng = np.random.default_rng(0)
+    x, e = (rng.uniform(-1, 1, shape).astype(np.float32) for shape in ((2, 9, 3), (2, 3)))
+    session, ends = rnn_lower.StreamingSession(made), [0, 3, 6, 9] if step else [0, 1, 4, 9]
+    got = np.concatenate([session.run({"x": x[:, a:b], "e": e})["y"] for a, b in itertools.pairwise(ends)])
+    close([got], run_onnxruntime(model, {"x": x, "e": e}))
