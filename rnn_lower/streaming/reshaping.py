@@ -12,7 +12,6 @@ from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
 from rnn_lower.streaming.node_edits import (
     change_attributes,
     copy_zeros,
-    replace_arguments,
     replace_constant,
     take_the_rest,
     tell_sizes,
@@ -114,14 +113,15 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
     resolved = _resolved(x, copied)
     if resolved is None:
         raise ctx.refuse("the size that replaces -1 in its shape is unknown")
-    one_frame = product(x.sizes).over(size(TIME)) if ctx.analysis.baked is None else None
-    fixed = None if one_frame is None else product(resolved).over(one_frame)
-    if fixed is not None and fixed.number and x.axis is not None:
-        why = (
-            f"its output shape contains the fixed length {fixed.number}, although the length of the stream is variable"
-        )
-        raise FixedLengthError(ctx.refuse(why), fixed.number)
-    info = _regrouped(ctx, x, resolved)
+    _refuse_fixed(ctx, x, resolved)
+    try:
+        info = _regrouped(ctx, x, resolved)
+        grouped = info.outer != ONE and info.every != x.every
+    except UnsupportedError:
+        _refuse_fixed(ctx, x, ctx.sizes(len(target)))
+        raise
+    if grouped:  # unless the export took -1 for the batch
+        _refuse_fixed(ctx, x, ctx.sizes(len(target)))
     if ctx.may_lack_frames(x) and target[info.axis or 0].is_timed and not {size(0), size(-1)} & {*target}:
         if info.axis != x.axis:
             ctx.require_opset(14, "its frames are delayed, so a chunk may be empty, and a Reshape of empty tensors")
@@ -137,6 +137,17 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
     return [info]
 
 
+def _refuse_fixed(ctx: RuleContext, x: AxisInfo, shape: Sequence[Size]) -> None:
+    """Raise FixedLengthError if a shape has as many elements as the input only at one length of the stream."""
+    one_frame = product(x.sizes).over(size(TIME)) if ctx.analysis.baked is None else None
+    fixed = None if one_frame is None else product(shape).over(one_frame)
+    if fixed is not None and fixed.number and x.axis is not None:
+        why = (
+            f"its output shape contains the fixed length {fixed.number}, although the length of the stream is variable"
+        )
+        raise FixedLengthError(ctx.refuse(why), fixed.number)
+
+
 def _resolved(x: AxisInfo, shape: Sequence[Size]) -> list[Size] | None:
     """A shape with -1 resolved, or None if unknown."""
     rest = product(x.sizes).over(product(dim for dim in shape if dim != size(-1)))
@@ -149,7 +160,7 @@ def _freed(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo | None:
     """The shape with the stream length in place of the export's fixed one, if unambiguous."""
     if ctx.analysis.baked is None or any(dim.is_timed for dim in shape):
         return None
-    candidates = dict[int, tuple[AxisInfo, tuple[int, ...]]]()
+    candidates = dict[int, tuple[AxisInfo, tuple[Size, ...]]]()
     for (axis, dim), length in itertools.product(enumerate(shape), (x.length, size(TIME))):
         share = size(dim.number or 0).over(size(ctx.exported(length) or 0))
         if share is None or not share.number:
@@ -162,14 +173,13 @@ def _freed(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo | None:
         except UnsupportedError:
             continue
         same = [k < x.rank and each == x.sizes[k] and bool(each.of) for k, each in enumerate(resolved)]
-        numbers = [-1 if k == axis else 0 if same[k] else each.number for k, each in enumerate(resolved)]
-        if info.axis == axis and None not in numbers:
-            candidates[axis] = info, tuple(n for n in numbers if n is not None)
+        if info.axis == axis:
+            pairs = enumerate(resolved)
+            candidates[axis] = info, tuple(size(-1) if k == axis else size(0) if same[k] else n for k, n in pairs)
     if len(candidates) != 1:
         return None
     info, chosen = next(iter(candidates.values()))
-    ctx.edit(replace_arguments, {1: chosen}, ("shape",), 5)
-    ctx.edit(copy_zeros)
+    ctx.edit(tell_sizes, chosen)
     return info
 
 

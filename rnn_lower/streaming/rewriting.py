@@ -110,13 +110,7 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
             "size; it may be the batch size, so specify the axis of the stream (--time INPUT[AXIS])"
         )
     every = math.lcm(*analysis.divisors, *(info.every.numerator for info in analysis.infos.values()))
-    if step is not None and step < 1:
-        raise RnnLowerError(f"--step {step}: a chunk must have at least one frame")
-    if step is not None and step % every:
-        raise UnsupportedError(
-            f"--step {step}: operators of the model have strides along the time axis, so the length "
-            f"of a chunk must be a multiple of {every} frames"
-        )
+    _check_step(step, every)
     editor = GraphEditor(work, analysis.infos, _symbols(work.model, streams), requested.reset, step)
     for edit in analysis.carried:
         edit(editor)
@@ -135,6 +129,16 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
         logger.info("no node needs a state, so the original model already works chunk by chunk%s", text)
     late = tuple(text for text, x in recurrent if analysis.infos[x].late)
     return StreamedModel(Document(work.proto, work.folder), judged, plan, name, late, baked if left_outside else None)
+
+
+def _check_step(step: int | None, every: int) -> None:
+    if step is not None and step < 1:
+        raise RnnLowerError(f"--step {step}: a chunk must have at least one frame")
+    if step is not None and step % every:
+        raise UnsupportedError(
+            f"--step {step}: operators of the model have strides along the time axis, so the length "
+            f"of a chunk must be a multiple of {every} frames"
+        )
 
 
 def _written(

@@ -727,3 +727,40 @@ def test_gains_that_are_the_same_for_all_frames(kind, opset, step):
     session, ends = rnn_lower.StreamingSession(made), [0, 3, 6, 9] if step else [0, 1, 4, 9]
     got = np.concatenate([session.run({"x": x[:, a:b], "e": e})["y"] for a, b in itertools.pairwise(ends)])
     close([got], run_onnxruntime(model, {"x": x, "e": e}))
+
+
+BAKED = {
+    "time first": ("7, B, 3", "t = Transpose <perm = [1, 0, 2]> (x) g = GRU <hidden_size = 3> (t, W, R)", "g, a"),
+    "each frame becomes three": ("B, 21, 1", "", "x, b"),
+    "sequences of rows": (
+        "B, 3, 7, 1",
+        "t = Transpose <perm = [0, 2, 1]> (x) k = Shape <start = 1, end = 2> (x) q = Concat <axis = 0> (m, k, i)"
+        " r = Reshape (t, q) h = Tanh (r)",
+        "h, c",
+    ),
+}
+"""The declared shape of y, what becomes of frames x [N, T, 3], and the Reshape in which T is fixed as 7, and -1 is N."""
+
+
+@pytest.mark.parametrize("declared", ["N", "M"])
+@pytest.mark.parametrize("kind", BAKED)
+def test_a_length_that_an_export_has_fixed_where_its_input_is_free(kind, declared):
+    """With -1 the shape fits other lengths too, but the export tells that -1 is the batch size there."""
+    shape, before, operands = BAKED[kind]
+    model = with_gru(f"""
+        main (float[N, T, 3] x) => (float[{shape.replace("B", declared)}] y)
+        <int64[3] a = {{7, -1, 3}}, int64[3] b = {{-1, 21, 1}}, int64[4] c = {{-1, 3, 7, 1}}, int64[1] m = {{-1}},
+         int64[1] i = {{1}}> {{ {before} y = Reshape <allowzero = 1> ({operands}) }}
+    """)
+    if declared == "M":
+        with pytest.raises(rnn_lower.UnsupportedError, match=r"merges|mixes"):
+            rnn_lower.stream(model, axis="T")
+        return
+    made = rnn_lower.stream(model, axis="T")
+    for rows in (1, 2):
+        x, session = np.ones((rows, 7, 3), np.float32).cumsum(1), rnn_lower.StreamingSession(made)
+        got = [session.run(x[:, a:b])["y"] for a, b in itertools.pairwise((0, 1, 4, 5, 7))]
+        close([np.concatenate(got, session.plan.outputs["y"])], run_onnxruntime(model, {"x": x}))
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 7
+    proof = rnn_lower.prove_streaming(model, made)
+    assert proof, proof.verdict
