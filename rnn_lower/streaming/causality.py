@@ -23,6 +23,9 @@ from rnn_lower.streaming.positions import index_offsets
 from rnn_lower.streaming.repetition import filled_shape
 from rnn_lower.streaming.rules import RULES
 
+INSTEAD = {"Loop": "; only loops that compute an RNN, GRU or LSTM can be streamed, with --raise-loops"}
+"""What to do about operators without a rule."""
+
 
 class CausalityAnalysis:
     """The causality analysis: one pass over a model without functions, which stays unchanged.
@@ -169,7 +172,7 @@ class CausalityAnalysis:
         if last:
             raise ctx.refuse("to compute each frame, it needs a final state or the last frame of the stream")
         if rule is None:
-            raise ctx.refuse("rnn-lower stream does not support this operator")
+            raise ctx.refuse(f"rnn-lower stream does not support this operator{INSTEAD.get(node.op_type, '')}")
         if not rule.lead and any(info.lead for info in seen):
             raise ctx.refuse("its input has left padding, which rnn-lower stream does not support for this operator")
         if rule.operators != RULES["LSTM"].operators:

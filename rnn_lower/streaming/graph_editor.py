@@ -21,7 +21,7 @@ from rnn_lower.lowering.node import display_name
 from rnn_lower.modelio.document import Document
 from rnn_lower.shapes.sizes import ONE, Size
 from rnn_lower.streaming.axis_info import AxisInfo, old_opset
-from rnn_lower.streaming.initial_states import evaluate
+from rnn_lower.streaming.initial_states import FromInput, evaluate
 from rnn_lower.streaming.plan import State, is_batch
 
 MADE = "stream/"
@@ -169,8 +169,10 @@ class GraphEditor:
             return filled(shape, 0, dtype), shape
         try:
             array, known = evaluate(self.document, self.infos, value, shape)
+        except FromInput as error:
+            raise FromInput(error.source, f"{owner}: ") from None
         except UnsupportedError as error:
-            raise type(error)(f"{owner}: {error}") from None
+            raise UnsupportedError(f"{owner}: {error}") from None
         return array.astype(dtype.numpy()), known
 
     def check_sizes(self, owner: str, shape: Sequence[Size]) -> None:

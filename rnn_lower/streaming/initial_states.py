@@ -14,6 +14,7 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.shapes.sizes import Size, size
 from rnn_lower.streaming.axis_info import AxisInfo
 from rnn_lower.streaming.data_flow import inputs_of
+from rnn_lower.transforms.evaluate import KNOWN
 from rnn_lower.transforms.evaluate import evaluate as evaluate_nodes
 
 NUMBERS = (1, 2, 3, 7, 32)
@@ -21,7 +22,11 @@ NUMBERS = (1, 2, 3, 7, 32)
 
 
 class FromInput(UnsupportedError):
-    """The requested value depends on an input, so the caller must provide it."""
+    """The requested value depends on an input, `source`, so the caller must provide it."""
+
+    def __init__(self, source: str, owner: str = "") -> None:
+        super().__init__(f"{owner}its initial state is computed from input '{source}'")
+        self.source = source
 
 
 def evaluate(
@@ -32,7 +37,7 @@ def evaluate(
     Raises FromInput if it is computed from an input, UnsupportedError if it depends on sizes in any other way.
     """
     if sources := inputs_of(document.model, value):  # including inputs that reach it through branches
-        raise FromInput(f"its initial state is computed from input '{min(str(source.name) for source in sources)}'")
+        raise FromInput(min(str(source.name) for source in sources))
     base, *larger = arrays = [_at(document, infos, value, number) for number in NUMBERS]
     if all(np.array_equal(base, array) for array in larger):
         return base, tuple(map(size, base.shape))
@@ -45,6 +50,19 @@ def evaluate(
     ):
         raise UnsupportedError("its initial state differs between the rows of the batch")
     return base, tuple(shape)
+
+
+def is_computable(value: ir.Value) -> bool:
+    """Whether `evaluate` trusts all operators that a value comes from, so that constant inputs would make it known."""
+    waiting, seen = [value], set[ir.Value]()
+    while waiting:
+        node = (current := waiting.pop()).producer()
+        if node is not None and current not in seen:
+            if node.op_type not in KNOWN:
+                return False
+            waiting += [operand for operand in node.inputs if operand is not None]
+        seen.add(current)
+    return True
 
 
 def _at(document: Document, infos: Mapping[ir.Value, AxisInfo], value: ir.Value, number: int) -> np.ndarray:
@@ -62,7 +80,7 @@ def _at(document: Document, infos: Mapping[ir.Value, AxisInfo], value: ir.Value,
             numbers = [axis.at(dict.fromkeys(axis.of, number)) for axis in info.content]
             held[name] = np.array(numbers if info.rank else numbers[0], np.int64)
         elif (node := current.producer()) is None:
-            raise FromInput(f"its initial state is computed from input '{name}'")
+            raise FromInput(name)
         else:
             for operand in node.inputs:
                 if operand is not None:

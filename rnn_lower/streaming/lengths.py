@@ -14,6 +14,7 @@ from rnn_lower.options import OP_TYPES
 from rnn_lower.shapes.sizes import Size
 from rnn_lower.streaming.axis_info import old_opset
 from rnn_lower.streaming.graph_editor import INT64, GraphEditor, Site
+from rnn_lower.streaming.initial_states import FromInput
 from rnn_lower.streaming.plan import State
 
 INT32, DOUBLE, BOOL = ir.DataType.INT32, ir.DataType.DOUBLE, ir.DataType.BOOL
@@ -53,7 +54,14 @@ def _count(work: GraphEditor, site: Site, read: RecurrentNode, batch: Size) -> t
         result, remaining_steps = work.names.unique(f"{site.name}/lengths_out"), ir.Value(name=lengths.name)
         state = State(str(root.name), result, shape, root.dtype.name, site.owner, 0)
     else:
-        first, shape = work.first(f"{read.describe()}: sequence_lens", lengths, shape, INT32)
+        try:
+            first, shape = work.first(f"{read.describe()}: sequence_lens", lengths, shape, INT32)
+        except FromInput as error:
+            raise UnsupportedError(
+                f"{read.describe()}: its sequence_lens is computed from input '{error.source}', but streaming needs "
+                "an input or a constant as sequence_lens; in PyTorch, sort the sequences by length outside the model, "
+                "and export pack_padded_sequence with enforce_sorted=True"
+            ) from None
         state, remaining_steps = work.take_state(site, "lengths", first, shape, 0)
 
     def above_zero(value: Operand, name: str) -> Operand:

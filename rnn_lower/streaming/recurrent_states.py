@@ -12,7 +12,7 @@ from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.shapes.sizes import ONE, Size, size
 from rnn_lower.streaming.data_flow import inputs_of, outputs_of
 from rnn_lower.streaming.graph_editor import GraphEditor, Site, put
-from rnn_lower.streaming.initial_states import FromInput
+from rnn_lower.streaming.initial_states import FromInput, is_computable
 from rnn_lower.streaming.lengths import count_down
 from rnn_lower.streaming.plan import State
 
@@ -124,10 +124,10 @@ def _leave_to_caller(work: GraphEditor, read: RecurrentNode, reason: str) -> Non
             _add_final_output(work, read, letter, initial)
             continue
         if start is None or final is None or not inputs_of(model, start) or not outputs_of(model, final):
+            fixed = ", or replace the input with a constant (--set INPUT=VALUE)"
             raise UnsupportedError(
-                f"{reason}, and the model does not return the final state of the node unchanged; use a "
-                "separate input as the initial state of the node, or replace the input with a constant "
-                "(--set INPUT=VALUE)"
+                f"{reason}, and the model does not return the final state of the node unchanged; use a separate input "
+                f"as the initial state of the node{fixed if start is None or is_computable(start) else ''}"
             )
         back = {str(out.name) for out in outputs_of(model, final)}
         for initial in inputs_of(model, start):

@@ -150,7 +150,7 @@ class Joined(Frames):
             _, state, cache = self.begin(work, "cache", rows)
             site.feed(0, self.or_first(work, site, site.before, cache, site.input(0), site.input(1), rows))
         else:
-            first, shape = work.first(_prepending(site), self.front, self.shape, self.dtype)
+            first, shape = _in_front(work, site, self, self.front)
             state, cache = work.take_state(site, "cache", first, shape, batch_axis(shape, self.axis))
             work.replace_input(site, 0, cache)
         output, b = str(site.output().name), site.behind
@@ -187,7 +187,7 @@ class Begun(Frames):
             site.feed(1, constant(self.pads, INT64, "pads"))
         else:
             if live is None:
-                first, shape = work.first(_prepending(site), self.front, self.shape, self.dtype)
+                first, shape = _in_front(work, site, self, self.front)
             work.replace_input(site, 0, site.input(1))
             site.replace("Identity")
         if work.step is None:
@@ -226,8 +226,18 @@ class Begun(Frames):
         site.rename(b.op("Where", early, front, site.divert(), name="with_front"), output)
 
 
-def _prepending(site: Site) -> str:
-    return f"{site.owner}, which prepends frames to the stream"
+def _in_front(
+    work: GraphEditor, site: Site, frames: Frames, front: ir.Value
+) -> tuple[np.ndarray, tuple[Size, ...]]:  # fmt: skip
+    """The frames that a Concat puts in front of the stream, and their shape."""
+    owner = f"{site.owner}, which prepends frames to the stream"
+    try:
+        return work.first(owner, front, frames.shape, frames.dtype)
+    except FromInput as error:
+        raise UnsupportedError(
+            f"{owner}: these frames come from input '{error.source}'; if the model already has all its states as inputs"
+            " and outputs, lower it instead (rnn-lower lower)"
+        ) from None
 
 
 @dataclasses.dataclass(frozen=True)

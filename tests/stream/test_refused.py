@@ -8,6 +8,7 @@ import pytest
 from noncausal import CULPRITS, model_of
 from onnx import TensorProto, helper, numpy_helper
 
+import rnn_lower
 from rnn_lower import cli
 
 
@@ -57,3 +58,44 @@ def test_a_table_of_one_row_is_refused(tmp_path, capsys):
     code = cli.main(["stream", str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--time", "T"])
     assert code == 2
     assert "'rows' in main graph cannot run chunk by chunk: its table has only one row" in capsys.readouterr().err
+
+
+ADVISED = {
+    "sorted lengths": (
+        "main (float[T, N, 3] x, int64[N] n) => (float[T, 1, N, 3] y) {"
+        " c = Cast <to = 1> (n) a = Shape (n) s, o = TopK (c, a) l = Cast <to = 6> (s)"
+        " y = GRU <hidden_size = 3> (x, W, R, , l) }",
+        "its sequence_lens is computed from input 'n', .* enforce_sorted=True$",
+    ),
+    "a cache": (
+        "main (float[N, T, 3] x, float[N, 2, 3] cache) => (float[N, U, 3] y, float[N, 2, 3] new)"
+        " <int64[1] z = {0}, int64[1] i = {1}, int64[1] m = {-2}, int64[1] e = {9223372036854775807}> {"
+        " c = Concat <axis = 1> (cache, x) new = Slice (c, m, e, i) y = Slice (c, z, m, i) }",
+        r"these frames come from input 'cache'; .* \(rnn-lower lower\)$",
+    ),
+    "a loop": (
+        "main (float[T, N, 3] x) => (float[T, N, 3] y) <int64 n = {3}, bool c = {1}> {"
+        " y = Loop (n, c, x) <body = body (int64 k, bool go, float[T, N, 3] a) => (bool on, float[T, N, 3] b)"
+        " { on = Identity (go) b = Tanh (a) }> }",
+        "does not support this operator; only loops that compute an RNN, GRU or LSTM can be streamed",
+    ),
+    "the final state of an encoder": (
+        "main (float[S, N, 3] s, float[T, N, 3] x) => (float[T, 1, N, 3] y) {"
+        " z, h = GRU <hidden_size = 3> (s, W, R) y = GRU <hidden_size = 3> (x, W, R, , , h) }",
+        "its initial state is computed from input 's', .* use a separate input as the initial state of the node$",
+    ),
+    "an initial state from an input": (
+        "main (float[T, N, 3] x, float[1, N, 3] s) => (float[T, 1, N, 3] y) {"
+        " h = Tanh (s) y = GRU <hidden_size = 3> (x, W, R, , , h) }",
+        "its initial state is computed from input 's', .* replace the input with a constant",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ADVISED)
+def test_what_is_not_supported_is_told_with_what_is(kind):
+    text, message = ADVISED[kind]
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
+    model.graph.initializer.extend(numpy_helper.from_array(np.ones((1, 9, 3), np.float32), name) for name in "WR")
+    with pytest.raises(rnn_lower.UnsupportedError, match=message):
+        rnn_lower.stream(model, axis="T")
