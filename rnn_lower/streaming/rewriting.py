@@ -217,6 +217,10 @@ def _analyzed(
         except PaddedError as error:
             work = work.changed(functools.partial(cut_behind, name=str(error.node.outputs[0].name), axis=error.axis))
             continue
+        except UnsupportedError as error:
+            if not requested.delay and "--delay" in str(error):  # raises what no delay helps against
+                _analyzed(document, streams, dataclasses.replace(requested, delay=True), baked)
+            raise
         return work, analysis
 
 

@@ -151,10 +151,11 @@ def _overlapping(ctx: RuleContext, x: AxisInfo, window: _Window, extra: int, sha
     axis, rest = along(ctx, x), window.reach + extra - window.stride
     if not x.is_plain or x.outer != ONE:
         raise ctx.refuse("its input is padded, or its time axis is merged with other axes")
-    if ctx.may_lack_frames(x):
-        raise ctx.refuse("its input is delayed, so a chunk may be empty; set a fixed chunk length (--step)")
     if rest < 0:
         raise ctx.refuse("it leaves gaps between its output frames")
+    if ctx.may_lack_frames(x):
+        also = f", and unless a later node crops the last {rest} frames, delay the outputs (--delay)" if rest else ""
+        raise ctx.refuse(f"its input is delayed, so a chunk may be empty; set a fixed chunk length (--step){also}")
     if window.before or window.behind:
         raise PaddedError(ctx.node, axis)
     mask_early(ctx, x, 0)

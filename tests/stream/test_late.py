@@ -145,3 +145,32 @@ def test_a_transposed_conv_that_cuts_off_both_ends():
     with pytest.raises(rnn_lower.UnsupportedError, match=r"outputs 2 frames beyond the end .* delay the outputs"):
         rnn_lower.stream(model, axis="T")
     assert compared(model, delay=True) == (48, 47, 0)
+
+
+def upsampled(s: Stack) -> None:
+    s.add("Transpose", s.value, perm=[0, 2, 1])
+    s.add("ConvTranspose", s.value, s.weight(FEATURES, FEATURES, 4), s.weight(FEATURES), strides=[2])
+    s.add("Transpose", s.value, perm=[0, 2, 1])
+
+
+def test_one_message_names_all_options_that_are_needed():
+    """As Demucs has it: an encoder without padding, and a decoder with overlaps that nothing crops."""
+    model = stack(conv(4, 2), lstm, upsampled)
+    with pytest.raises(rnn_lower.UnsupportedError, match=r"fixed chunk length \(step\), .* \(delay\)"):
+        rnn_lower.stream(model, axis="T")
+    x = np.random.default_rng(1).uniform(-1, 1, (2, 24, FEATURES)).astype(np.float32)
+    got = in_chunks(rnn_lower.stream(model, axis="T", step=4, delay=True), {"x": x}, [4] * 6)["y"]
+    (wanted,) = run_onnxruntime(model, {"x": x})
+    assert got.shape[1] > 12
+    np.testing.assert_allclose(got, wanted[:, : got.shape[1]], rtol=1e-4, atol=1e-5)
+
+
+def test_no_delay_is_advised_where_it_does_not_help():
+    """As ECAPA-TDNN has it: a centred convolution, and later statistics over all frames."""
+
+    def pooled(s: Stack) -> None:
+        s.add("ReduceMean", s.value, axes=[1], keepdims=0)
+
+    for delay in (False, True):
+        with pytest.raises(rnn_lower.UnsupportedError, match=r"ReduceMean .* reduces over time"):
+            rnn_lower.stream(stack(centred, pooled), axis="T", delay=delay)
