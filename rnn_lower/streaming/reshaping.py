@@ -131,9 +131,14 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
         guessed = (resolved[k] if dim == size(-1) else dim for k, dim in enumerate(target))
         same = [k < x.rank and dim == x.sizes[k] for k, dim in enumerate(copied)]
         sizes = tuple(size(0) if dim.is_timed and same[k] else dim for k, dim in enumerate(guessed))
-        if any(dim.is_timed for dim in sizes):
+        rest = copied.index(size(-1))
+        if not any(dim.is_timed for dim in sizes):
+            ctx.edit(tell_sizes, sizes)
+        elif (number := resolved[rest].number) is not None and ctx.opset >= 14 and size(0) not in target:
+            ctx.edit(take_the_rest, rest, len(target), number)
+            ctx.edit(change_attributes, {"allowzero": 1})
+        else:
             raise ctx.refuse("its frames are delayed, but the -1 in its shape stands for an axis other than time")
-        ctx.edit(tell_sizes, sizes)
     return [info]
 
 

@@ -661,6 +661,10 @@ VIEWS = {
     "of the input's length": "q = Concat <axis = 0> (n, t, f) y = Reshape <allowzero = 1> (c, q)",
     "of the input's length, 0 copies": "q = Concat <axis = 0> (n, t, f) y = Reshape (c, q)",
     "of its own length": "k = Shape <start = 1, end = 2> (c) q = Concat <axis = 0> (n, k, f) y = Reshape (c, q)",
+    "merged and back, -1 columns": (
+        "k = Shape <start = 1, end = 2> (c) b = Mul (n, k) q = Concat <axis = 0> (b, m) d = Reshape (c, q) h = Tanh (d)"
+        " p = Concat <axis = 0> (n, k, m) y = Reshape (h, p)"
+    ),
     "merged and back": (
         "b = Mul (n, t) q = Concat <axis = 0> (b, f) d = Reshape <allowzero = 1> (c, q) h = Tanh (d)"
         " p = Concat <axis = 0> (n, t, f) y = Reshape <allowzero = 1> (h, p)"
@@ -679,7 +683,7 @@ def test_a_reshape_behind_a_conv_whose_frames_are_late(kind, padded, stride, ste
     model = onnx.parser.parse_model(f"""
         <ir_version: 8, opset_import: ["": 17]>
         main (float[N, T, 4] x) => (float[N, U, 4] y)
-        <float[2, 1, 3, 3] w = {{{", ".join(f"{n / 8}" for n in range(-9, 9))}}}, int64[1] f = {{4}}, int64[1] a = {{1}},
+        <float[2, 1, 3, 3] w = {{{", ".join(f"{n / 8}" for n in range(-9, 9))}}}, int64[1] f = {{4}}, int64[1] a = {{1}}, int64[1] m = {{-1}},
          int64[1] s = {{{stride}}}, int64[1] less = {{{1 if padded else 3}}}>
         {{ n = Shape <start = 0, end = 1> (x) l = Shape <start = 1, end = 2> (x) r = Sub (l, less) i = Div (r, s)
            t = Add (i, a) u = Unsqueeze (x, a) v = Conv <strides = [{stride}, 1], pads = {pads}> (u, w)
