@@ -35,7 +35,7 @@ class Recurrence:
     def __call__(self, work: GraphEditor) -> None:
         read, site = self.read, work.at(self.read.node)
         free = {dim.dim_param for value in work.graph.input for dim in value.type.tensor_type.shape.dim}
-        if work.step is not None and read.seq_length not in free:
+        if work.step is not None and (self.late or read.seq_length not in free):
             tell_length(work, read, int(work.step / self.every))
         ended = count_down(work, read, self.batch) if "sequence_lens" in read.inputs else None
         if self.late and work.step is not None:

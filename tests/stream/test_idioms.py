@@ -768,3 +768,26 @@ def test_a_length_that_an_export_has_fixed_where_its_input_is_free(kind, declare
     model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 7
     proof = rnn_lower.prove_streaming(model, made)
     assert proof, proof.verdict
+
+
+@pytest.mark.parametrize("view", ["n, t", "n, m"])
+def test_a_recurrent_node_behind_a_reshape_is_unrolled(view):
+    """The Reshape [batch, frames, columns] of late frames does not tell that a chunk has K of them."""
+    model = with_gru(f"""
+        main (float[N, T, 3] x) => (float[T, 1, N, 3] y)
+        <float[3, 3, 3] w = {{{", ".join(f"{n / 16}" for n in range(-13, 14))}}}, int64[1] m = {{-1}}, int64[1] f = {{3}}>
+        {{ n = Shape <start = 0, end = 1> (x) t = Shape <start = 1, end = 2> (x) b = Mul (n, t)
+           u = Transpose <perm = [0, 2, 1]> (x) v = Conv <pads = [1, 1]> (u, w) c = Transpose <perm = [0, 2, 1]> (v)
+           q = Concat <axis = 0> (b, f) d = Reshape (c, q) h = Tanh (d)
+           p = Concat <axis = 0> ({view}, f) r = Reshape (h, p) s = Transpose <perm = [1, 0, 2]> (r)
+           y = GRU <hidden_size = 3> (s, W, R) }}
+    """)
+    made = rnn_lower.stream(model, axis="T", step=2, delay=True)
+    assert not {node.op_type for node in made.graph.node} & {"GRU", "Scan", "Loop"}
+    proof = rnn_lower.prove_streaming(model, made)
+    assert proof, proof.verdict
+    x = np.random.default_rng(0).uniform(-1, 1, (2, 12, 3)).astype(np.float32)
+    session = rnn_lower.StreamingSession(made)
+    got = np.concatenate([session.run(x[:, k : k + 2])["y"] for k in range(0, 12, 2)])
+    assert len(got) >= 10
+    close([got], [run_onnxruntime(model, {"x": x})[0][: len(got)]])
