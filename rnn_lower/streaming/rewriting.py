@@ -218,8 +218,15 @@ def _analyzed(
             work = work.changed(functools.partial(cut_behind, name=str(error.node.outputs[0].name), axis=error.axis))
             continue
         except UnsupportedError as error:
-            if not requested.delay and "--delay" in str(error):  # raises what no delay helps against
+            if requested.delay or "--delay" not in str(error):
+                raise
+            try:
                 _analyzed(document, streams, dataclasses.replace(requested, delay=True), baked)
+            except UnsupportedError as other:
+                if "--" not in str(other):  # no option helps
+                    raise other from None
+                if str(other) != str(error):
+                    raise UnsupportedError(f"{error}; after that, {other}") from None
             raise
         return work, analysis
 
