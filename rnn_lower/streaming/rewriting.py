@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import math
 from collections.abc import Mapping
@@ -33,7 +32,7 @@ from rnn_lower.streaming.plan import FIXED, LAST, Plan, batch_size, is_batch, re
 from rnn_lower.streaming.recurrent_states import Recurrence
 from rnn_lower.streaming.reshaping import FixedLengthError
 from rnn_lower.streaming.state_caches import Cache, Carried, Joined
-from rnn_lower.streaming.windows import PaddedError, cut_behind
+from rnn_lower.streaming.windows import PaddedError
 from rnn_lower.transforms.fold import fold
 from rnn_lower.transforms.inline import inlined
 
@@ -215,7 +214,7 @@ def _analyzed(
         try:
             analysis.run()
         except PaddedError as error:
-            work = work.changed(functools.partial(cut_behind, name=str(error.node.outputs[0].name), axis=error.axis))
+            work = work.changed(error.split)
             continue
         except UnsupportedError as error:
             if requested.delay or "--delay" not in str(error):

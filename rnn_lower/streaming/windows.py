@@ -8,6 +8,7 @@ later frames. With less left padding, outputs are delayed (`late`); right paddin
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,16 +25,41 @@ from rnn_lower.streaming.state_caches import Begun, Cache, Joined, Overlap
 
 
 class PaddedError(UnsupportedError):
-    """A ConvTranspose crops its output over time; a Slice after it must do so instead."""
+    """A node crops frames, which a Slice must do instead. split: moves the cropping to a Slice."""
 
-    def __init__(self, node: ir.Node, axis: int) -> None:
-        super().__init__(f"{node.op_type} '{node.name}' pads axis {axis}")
-        self.node, self.axis = node, axis
+    def __init__(self, node: ir.Node, split: Callable[..., None], *arguments: Any) -> None:
+        super().__init__(f"{node.op_type} '{node.name}' crops frames")
+        self._name, self._split, self._arguments = str(node.outputs[0].name), split, arguments
+
+    def split(self, model: ir.Model) -> None:
+        node = next(node for node in model.graph.all_nodes() if node.outputs[0].name == self._name)
+        self._split(node, *self._arguments)
 
 
-def cut_behind(model: ir.Model, name: str, axis: int) -> None:
-    """Move the cropping of a ConvTranspose, found by its output, to a Slice after it."""
-    node = next(node for node in model.graph.all_nodes() if node.outputs[0].name == name)
+def _cut_before(node: ir.Node, axis: int, pads: Sequence[int]) -> None:
+    """Move the cropping of a Pad to a Slice before it."""
+    x, name, behind = node.inputs[0], str(node.outputs[0].name), axis + len(pads) // 2
+    left = [max(n, 0) if k in (axis, behind) else n for k, n in enumerate(pads)]
+    columns = {"start": [max(-pads[axis], 0)], "end": [min(pads[behind], 0) or 2**63 - 1], "axis": [axis], "pads": left}
+    numbers = [
+        ir.node(
+            "Constant", [], {"value": ir.tensor(np.array(each, np.int64))}, outputs=[ir.Value(name=f"{name}/cut_{key}")]
+        )
+        for key, each in columns.items()
+    ]
+    ends = [number.outputs[0] for number in numbers]
+    cut = ir.node("Slice", [x, *ends[:3]], name=f"{node.name}/cut", outputs=[ir.Value(name=f"{name}/rest")])
+    node.replace_input_with(0, cut.outputs[0])
+    node.replace_input_with(1, ends[3])
+    if len(node.inputs) > 3:
+        node.replace_input_with(3, None)
+    assert node.graph is not None
+    node.graph.insert_before(node, [*numbers, cut])
+
+
+def _cut_behind(node: ir.Node, axis: int) -> None:
+    """Move the cropping of a ConvTranspose to a Slice after it."""
+    name = str(node.outputs[0].name)
     pads = list(node.attributes["pads"].as_ints())
     index, count = axis - 2, len(pads) // 2
     ends = pads[index], -pads[index + count] or 2**63 - 1, axis
@@ -157,7 +183,7 @@ def _overlapping(ctx: RuleContext, x: AxisInfo, window: _Window, extra: int, sha
         also = f", and unless a later node crops the last {rest} frames, delay the outputs (--delay)" if rest else ""
         raise ctx.refuse(f"its input is delayed, so a chunk may be empty; set a fixed chunk length (--step){also}")
     if window.before or window.behind:
-        raise PaddedError(ctx.node, axis)
+        raise PaddedError(ctx.node, _cut_behind, axis)
     mask_early(ctx, x, 0)
     info = x.changed(
         shape, every=x.every / window.stride, late=x.late * window.stride, dropped=x.dropped * window.stride,
@@ -278,6 +304,8 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
             "padding after the end of the stream"
         )
         blame = str(ctx.refuse(f"{text}; delay the outputs (--delay)"))
+    if before < 0 and ctx.opset >= 11 and mode == "constant":
+        raise PaddedError(ctx.node, _cut_before, axis, pads)
     if before < 0 or end > x.lead + before:
         raise ctx.refuse("it removes frames from the stream")
     if not before and not behind:

@@ -166,6 +166,20 @@ def test_one_message_names_all_options_that_are_needed(encoder):
     np.testing.assert_allclose(got, wanted[:, : got.shape[1]], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("behind", [0, 1, 2, -1])
+@pytest.mark.parametrize("before", [-1, -2])
+def test_a_pad_that_removes_the_first_frames(before, behind):
+    """As DeepFilterNet has it: ConstantPad2d((0, 0, -lookahead, lookahead), 0)."""
+
+    def shifted(s: Stack) -> None:
+        s.add("Pad", s.value, s.ints(0, before, 1, 0, behind, -1), s.const(np.array(0.5, np.float32)))
+
+    model = stack(dense, shifted, lstm)
+    assert compared(model, delay=True)[:2] == (24 + before + behind, 24 + before + min(behind, 0))
+    for step in (1, 3):
+        assert rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="T", delay=True, step=step))
+
+
 def test_no_delay_is_advised_where_it_does_not_help():
     """As ECAPA-TDNN has it: a centred convolution, and later statistics over all frames."""
 
