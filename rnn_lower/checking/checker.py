@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 from typing import Any
@@ -57,11 +58,7 @@ def compare_models(
             input_files.save_inputs(counterexample, feeds)
             written = os.fspath(counterexample)
 
-    def agree(expected: list[Any], actual: list[Any]) -> bool:
-        once = Comparison(rtol, atol, discrete=not is_same)
-        once.add(models.output_names, expected, actual)
-        return once.ok
-
+    agree = functools.partial(comparison.agrees, models.output_names)
     for index in range(runs):
         compare(*models.run(provided or sampled.candidates(index), sampled.keep, agree))
 

@@ -59,6 +59,12 @@ class Comparison:
                 max_abs_value=max(old.max_abs_value, new.max_abs_value),
             )
 
+    def agrees(self, names: Sequence[str], expected: Sequence[Any], actual: Sequence[Any]) -> bool:
+        """Whether one run, which is not added, agrees."""
+        once = Comparison(self._rtol, self._atol, self._discrete)
+        once.add(names, expected, actual)
+        return once.ok
+
     @property
     def ok(self) -> bool:
         """Whether all outputs agree so far."""
