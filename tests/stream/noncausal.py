@@ -468,7 +468,7 @@ CULPRITS: dict[str, Callable[[Stack], str]] = {
     "pool rounded up": single("MaxPool", channels=True, kernel_shape=[2], strides=[2], ceil_mode=1),
     "global pool": single("GlobalAveragePool", channels=True),
     "pad behind": single("Pad", ints(0, 0, 0, 0, 1, 0)),
-    "pad cut off": single("Pad", ints(0, -1, 0, 0, 0, 0)),
+    "pad cut off": single("Pad", ints(0, -1, 0, 0, 0, 0), mode="edge"),
     "reflected": reflected,
     "flip": single("Slice", ints(-1), ints(-(2**62)), ints(1), ints(-1)),
     "the first frame begins a node": first_begins,
