@@ -119,9 +119,10 @@ class _Diff:
         emitted = {name for node in new.node if _emitted(node) for name in node.output}
         known = {value.name for value in old.value_info}
         weights = {tensor.name: tensor for tensor in new.initializer}
+        own = emitted - {name for node in old.node for name in node.output if _emitted(node)}
         infos = [
             value for value in new.value_info
-            if value.name in known or not (value.name in emitted or _repeats(value, weights.get(value.name)))
+            if value.name in known or not (value.name in own or _repeats(value, weights.get(value.name)))
         ]  # fmt: skip
         gone = {name for node in old.node for name in node.output} - {name for node in new.node for name in node.output}
         gone -= {value.name for value in infos}
@@ -156,13 +157,15 @@ class _Diff:
     def weights(self, path: str, old: onnx.GraphProto, new: onnx.GraphProto) -> Iterator[str]:
         """The differences between initializers; those that only recurrent nodes read may be replaced.
 
-        The proofs of emitted nodes compare the data of those that only such nodes read in the lowered model.
+        The proofs of emitted nodes compare the data of those that only such nodes read in the lowered model, unless
+        they were emitted before.
         """
         there, here = _initializers(old), _initializers(new)
         trained = {*(_named_by_training(self._before) if old is self._before.graph else ())}
         used = {*_used(new), *trained}
         inputs, replaceable = {value.name for value in new.input}, _read_by_recurrent(old)
         used_by_others = set(_used(new, emitted=False))
+        protected = used_by_others | inputs | trained | {*_read_by_emitted(old)}
         for key, tensor in there.items():
             name, counterpart = key[1], here.get(key)
             if counterpart is None and name in used:
@@ -170,7 +173,7 @@ class _Diff:
             elif counterpart is None and name not in replaceable:
                 yield f"{path}: initializer '{name}' is missing"
             elif counterpart is not None:
-                is_own = name in (used & replaceable) - used_by_others - inputs - trained
+                is_own = name in (used & replaceable) - protected
                 if any(self.messages("", tensor, counterpart, _DATA if is_own else ())):
                     yield f"{path}: initializer '{name}' has changed"
         for _, name in sorted(here.keys() - there.keys()):
@@ -340,6 +343,14 @@ def _used(graph: protobuf.Holder, emitted: bool = True) -> Iterator[str]:
             yield from node.input
         for body in protobuf.graphs_of(node):
             yield from _used(body, emitted) if emitted or not _emitted(node) else ()
+
+
+def _read_by_emitted(graph: protobuf.Holder) -> Iterator[str]:
+    """The names that emitted nodes read, also in bodies."""
+    for node in graph.node:
+        yield from node.input if _emitted(node) else ()
+        for body in protobuf.graphs_of(node):
+            yield from _used(body) if _emitted(node) else _read_by_emitted(body)
 
 
 def _read_by_recurrent(graph: protobuf.Holder) -> set[str]:

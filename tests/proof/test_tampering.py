@@ -585,3 +585,39 @@ def test_steps_that_overflow_are_proved(steps):
     model, _ = build(case)
     proof = rnn_lower.prove(model, rnn_lower.lower(model))
     assert proof.ok, proof
+
+
+@pytest.mark.parametrize("as_function", [False, True])
+def test_a_weight_that_was_emitted_before_and_is_shared_is_compared(as_function):
+    """A model of which only one node was lowered at first; both nodes read the same weights."""
+    model, _ = build(Case("GRU", 17, outputs=("Y",)))
+    first = model.graph.node[0]
+    second = onnx.NodeProto.FromString(first.SerializeToString())
+    second.name, second.output[0] = "second", "Y2"
+    model.graph.node.append(second)
+    model.graph.output.append(helper.make_tensor_value_info("Y2", 1, None))
+    before = rnn_lower.lower(model, select=lambda node: node.name != "second", as_function=True)
+    lowered = rnn_lower.lower(before, as_function=as_function)
+    assert rnn_lower.prove(before, lowered).ok
+    weight = next(tensor for tensor in lowered.graph.initializer if tensor.name == "W")
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) + np.float32(0.5), "W"))
+    assert not rnn_lower.prove(before, lowered).ok
+    assert not rnn_lower.check(before, lowered).ok
+
+
+def test_a_declaration_of_a_value_that_was_emitted_before_is_compared():
+    model, _ = build(Case("LSTM", 17, dynamic=True, outputs=("Y",)))
+    first = model.graph.node[0]
+    second = onnx.NodeProto.FromString(first.SerializeToString())
+    second.name, second.output[0] = "second", "Y2"
+    first.output[0] = "inner"
+    model.graph.node.extend([second, helper.make_node("Relu", ["inner"], ["Y"])])
+    model.graph.output.append(helper.make_tensor_value_info("Y2", 1, None))
+    before = rnn_lower.lower(model, select=lambda node: node.name != "second")
+    lowered = rnn_lower.lower(before)
+    assert rnn_lower.prove(before, lowered).ok
+    infos = lowered.graph.value_info
+    for info in [info for info in infos if info.name == "inner"]:
+        infos.remove(info)
+    infos.append(helper.make_tensor_value_info("inner", 1, [5, 1, 2, 7]))
+    assert not rnn_lower.prove(before, lowered).ok
