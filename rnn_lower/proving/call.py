@@ -89,7 +89,7 @@ class Call:
     def integer_list(self, index: int) -> list[int]:
         """A list of integers, which an input must give with rank 1; numpy accepts other ranks, too."""
         operand = self.integers(index)
-        if operand.ndim != 1 and (operand.ndim or self.node.op_type not in SCALAR_AXES):
+        if operand.ndim != 1 and (operand.ndim or self.node.op_type != "Unsqueeze"):  # onnxruntime takes one axis
             raise WrongError(f"input {index} of {self.label} has rank {operand.ndim} instead of 1")
         return [int(number) for number in operand.ravel()]
 
@@ -120,9 +120,6 @@ class Call:
         """Return the operands as field elements."""
         return [array if array.dtype == np.uint64 else self.field.integers(array) for array in self.operands]
 
-
-SCALAR_AXES = ("Squeeze", "Unsqueeze")
-"""Operators to which onnxruntime may be given one axis of rank 0."""
 
 Operator = Callable[[Call], Any]
 """Returns an array, or a list of arrays for several outputs."""

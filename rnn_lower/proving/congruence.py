@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from rnn_lower.ir.traits import RANDOM
 from rnn_lower.ir.walk import constant, content_key, nodes, subgraphs
+from rnn_lower.proving.call import OutOfScopeError
 from rnn_lower.transforms.evaluate import computed_constants
 
 Key = bytes
@@ -23,6 +24,8 @@ def keys_of_bodies(model: ir.Model, equal: Collection[str | None]) -> dict[ir.Gr
     """The key of each body of a model without functions, whose nodes are in order.
 
     equal: the names of values that are known to be equal in the models whose bodies are compared.
+
+    Raises OutOfScopeError for values of sparse initializers.
     """
     computed = computed_constants((node, scope.opset) for node, scope in nodes(model))
     keys: dict[ir.Value, Key] = {value: _key("input", value.name) for value in model.graph.inputs}
@@ -34,6 +37,8 @@ def keys_of_bodies(model: ir.Model, equal: Collection[str | None]) -> dict[ir.Gr
             return _key("constant", content_key(array))
         if value is None or not value.name:
             return _key("absent")
+        if value.name not in equal and value not in keys:
+            raise OutOfScopeError(f"the origin of value '{value.name}' is unknown")
         return _key("equal", value.name) if value.name in equal else keys[value]
 
     def of_body(body: ir.Graph, depth: int) -> Key:

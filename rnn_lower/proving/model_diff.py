@@ -86,13 +86,17 @@ class _Diff:
                     yield from self.messages(f"{field_path}[{index}]", *pair)
 
     def frames(self, old: onnx.ModelProto, new: onnx.ModelProto) -> Iterator[str]:
-        """The differences between two models whose graphs may compute the same in other ways."""
+        """The differences between two models whose graphs may compute the same in other ways with the same weights."""
         yield from self.messages("", old, new, ["graph", "functions", "metadata_props"])
         if old.training_info:
             yield "model: it has training_info, which refers to values that may have changed"
         if not _equal(*([each for each in m.metadata_props if each.key != FOLDED] for m in (old, new))):
             yield "model: metadata_props has changed"
         yield from self.messages("graph", old.graph, new.graph, _OF_GRAPHS)
+        tensors = {tensor.name: tensor for tensor in new.graph.initializer}
+        for tensor in old.graph.initializer:
+            if any(self.messages("", tensor, tensors.get(tensor.name, tensor))):
+                yield f"graph: initializer '{tensor.name}' has changed"
         for name in ("input", "output"):
             infos, there = getattr(old.graph, name), {info.name: info for info in getattr(new.graph, name)}
             pairs = [(info, there.get(info.name, info)) for info in infos]
@@ -164,8 +168,8 @@ class _Diff:
         trained = {*(_named_by_training(self._before) if old is self._before.graph else ())}
         used = {*_used(new), *trained}
         inputs, replaceable = {value.name for value in new.input}, _read_by_recurrent(old)
-        used_by_others = set(_used(new, emitted=False))
-        protected = used_by_others | inputs | trained | {*_read_by_emitted(old)}
+        used_by_others = {*_used(new, emitted=False), *_read_by_emitted(old)}
+        protected = used_by_others | inputs | trained
         for key, tensor in there.items():
             name, counterpart = key[1], here.get(key)
             if counterpart is None and name in used:

@@ -82,6 +82,8 @@ class Program(Graph):
         wrong = unfit(node, self.opset)
         if any(attribute.is_ref() for attribute in node.attributes.values()):
             wrong = "it has an attribute that refers to an attribute of its function"
+        elif not all(value.name for value in node.outputs):  # of a Split or a loop, onnxruntime crashes
+            wrong = "it has an output without a name"
         elif node.inputs and node.inputs[-1] is None:  # which some runtimes do not accept
             wrong = "its last input is empty instead of omitted"
         elif UNSEEN in node.metadata_props:

@@ -37,6 +37,7 @@ from rnn_lower.proving.whole_inputs import (
     draw_inputs,
     large_integers,
     long_sizes,
+    sizes_at_limits,
     sizes_beyond_all,
     sizes_beyond_few,
     small_sizes,
@@ -284,6 +285,8 @@ class _Comparison:
                 yield Trial(index, sizes, draw)
         for sizes in longer if self.hollow or self._usual() is None else ():
             yield from (Trial(len(cases), sizes, draw) for draw in range(max(self.points, draws)))
+        for sizes in () if self.exact else sizes_at_limits(self.models, cases[0]):
+            yield Trial(len(cases), sizes, 0)
         for sizes in sizes_beyond_few(self.models, cases[0]) if self.hollow and not self.exact else ():
             yield Trial(len(cases), sizes, 0)
         for draw in range(LARGE_DRAWS if self.integers else 0):

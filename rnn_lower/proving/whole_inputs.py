@@ -111,6 +111,18 @@ def _counted_numbers(models: Sequence[ir.Model]) -> list[int]:
     return sorted(numbers)
 
 
+def sizes_at_limits(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Yield sizes at and around a few of the constants with which a node compares."""
+    limits = set[int]()
+    for model in models:
+        known = computed_constants((node, scope.opset) for node, scope in nodes(model))
+        comparing = [(node, scope) for node, scope in nodes(model) if node.op_type in COMPARE]
+        limits.update(number for node, scope in comparing for number in _counted(node, scope, known))
+    near = {limit + more for limit in limits if 0 < limit <= FEW_COUNTED for more in (-1, 0, 1)} - {*SIZES}
+    for number, name in itertools.product(sorted(near)[:MOST_LIMITS], sizes):
+        yield {**dict.fromkeys(sizes, 2), name: number}
+
+
 def sizes_beyond_few(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Yield sizes beyond a few of the constants that a node compares with or a loop counts to."""
     few = [number for number in _counted_numbers(models) if max(SIZES) < number <= FEW_COUNTED]

@@ -621,3 +621,33 @@ def test_a_declaration_of_a_value_that_was_emitted_before_is_compared():
         infos.remove(info)
     infos.append(helper.make_tensor_value_info("inner", 1, [5, 1, 2, 7]))
     assert not rnn_lower.prove(before, lowered).ok
+
+
+@pytest.mark.parametrize("form", ["scan", "loop", "unroll"])
+def test_outputs_without_names_are_no_proof(form):
+    """onnxruntime ends the process for a Split or a Loop with one."""
+    model, _ = build(Case("GRU", 17, T=3))
+    lowered = rnn_lower.lower(model, form=form)
+    lowered.graph.initializer.append(numpy_helper.from_array(np.array([1, 1, 1]), "ones"))
+    lowered.graph.node.append(marked("Split", ["X", "ones"], ["part_0", "", "part_2"], axis=0))
+    proof = rnn_lower.prove(model, lowered)
+    assert not proof.ok
+    assert "an output without a name" in str(proof)
+
+
+def test_weights_of_kept_nodes_are_compared_where_a_mark_asks_for_a_whole_proof():
+    """Sizes that no trial has reach the other rows of a table."""
+    model, _ = build(Case("GRU", 17, dynamic=True, outputs=("Y",)))
+    table = np.random.default_rng(0).standard_normal((64, 1, 1)).astype(np.float32)
+    for name, array in {"table": table, "zero": np.array([0]), "one": np.array([1])}.items():
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    model.graph.node.extend([
+        helper.make_node("Shape", ["X"], ["s"], end=1), helper.make_node("Slice", ["table", "zero", "s", "zero"], ["rows"]),
+        helper.make_node("Add", ["X", "rows"], ["Z"]),
+    ])  # fmt: skip
+    model.graph.output.append(helper.make_tensor_value_info("Z", 1, None))
+    lowered = rnn_lower.lower(model)
+    lowered.graph.node[0].metadata_props.add(key=LEGALIZED, value="Add")
+    other = next(tensor for tensor in lowered.graph.initializer if tensor.name == "table")
+    other.CopyFrom(numpy_helper.from_array(np.where(np.arange(64)[:, None, None] < 40, table, -table), "table"))
+    assert not rnn_lower.prove(model, lowered).ok

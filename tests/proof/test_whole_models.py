@@ -318,3 +318,15 @@ def test_mean_variance_normalization_is_converted_and_proved(opset):
     assert proof.ok, proof
     next(value for value in lowered.graph.output if value.name == "m").type.tensor_type.elem_type = TensorProto.DOUBLE
     assert not rnn_lower.prove(model, lowered).ok
+
+
+@pytest.mark.parametrize(("old", "new"), [("Greater", "GreaterOrEqual"), ("lim = {20}", "lim = {23}")])
+def test_sizes_at_a_limit_are_tried(old, new):
+    constants = LIMIT if old.startswith("Greater") else LIMIT.replace(old, new)
+    nodes = BRANCH.replace("Greater(", f"{new}(") if old.startswith("Greater") else BRANCH
+    original, other = legalized(ONE_SIZE, LIMIT, BRANCH), legalized(ONE_SIZE, constants, nodes)
+    steps = 20 if old.startswith("Greater") else 21
+    feeds = {"x": RNG.standard_normal((steps, 4)).astype(np.float32)}
+    results = zip(run_onnxruntime(original, feeds), run_onnxruntime(other, feeds), strict=True)
+    assert any(not np.allclose(a, b) for a, b in results)
+    assert not rnn_lower.prove(original, other).ok
