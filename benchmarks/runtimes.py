@@ -2,9 +2,9 @@
 
     python benchmarks/runtimes.py [RUNTIME ...] [--seconds 0.4] [--docs docs]
 
-Runs of all forms of one layer take turns. A time is the least processor time of a run, which other processes on the
-machine disturb least. Every result is compared with the reference's. Writes docs/forms.json, of which docs/tables.py
-makes a table of docs/speed.md; runtimes can be measured one at a time.
+Runs of all forms of one layer take turns. A time is the shortest processor time of a run, because other processes only
+add to it. Every result is compared with the expected one. Writes docs/forms.json, from which docs/tables.py makes a
+table of docs/speed.md; runtimes can be measured one at a time.
 """  # fmt: skip
 
 from __future__ import annotations

@@ -26,7 +26,6 @@ from rnn_lower.sandbox.resource_limits import one_child
 from rnn_lower.targeting import TARGETS, Target, find_target
 from rnn_lower.targeting import lint as linting
 from rnn_lower.targeting.lint import LintReport
-from rnn_lower.validation import check_number
 
 if TYPE_CHECKING:
     import numpy as np
@@ -423,10 +422,6 @@ def function_body(
     contradict the ONNX specification, and RnnLowerError for unknown names.
     """
     limit = Options(form=form, op_types=op_type).max_nodes  # validates both
-    if isinstance(hidden_size, float):
-        check_number("hidden_size", hidden_size)
-    if dtype is None:
-        raise RnnLowerError("dtype is None; it must be a string, the name of an element type")
     arguments = {"hidden_size": hidden_size, **attributes}
     context = (op_type, version, opset, arguments, inputs, outputs, dtype, seq_length)
     return ir.serde.serialize_function(function_bodies.body(*context, form, domain, limit))

@@ -32,7 +32,7 @@ from rnn_lower.lowering.node import (
     read_node,
     version_at,
 )
-from rnn_lower.validation import check_numbers, check_texts
+from rnn_lower.validation import check_number, check_numbers, check_texts
 
 Finish = Callable[[RecurrentNode, GraphBuilder, list[ir.Node], list[ir.Value]], tuple[list[ir.Node], list[ir.Value]]]
 """(node, builder, nodes, results) -> the nodes and results that replace them."""
@@ -95,6 +95,10 @@ def body(
     outputs: Sequence[str] | None, dtype: str, seq_length: int | None, form: str, domain: str, max_nodes: int,
 ) -> ir.Function:  # fmt: skip
     """Return the operator as a function; the parameters and errors are those of `rnn_lower.function_body`."""
+    if isinstance(attributes["hidden_size"], float):
+        check_number("hidden_size", attributes["hidden_size"])
+    if dtype is None:
+        raise RnnLowerError("dtype is None; it must be a string, the name of an element type")
     check_texts(op_type=op_type, dtype=dtype, domain=domain)
     numbers = {"version": version, "opset": opset, "seq_length": seq_length}
     check_numbers(**{name: number for name, number in numbers.items() if number is not None})

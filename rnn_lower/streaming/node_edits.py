@@ -66,11 +66,11 @@ def _numbers(numbers: Any) -> Operand:
     return constant(list(numbers), INT64, "numbers")
 
 
-def take_the_rest(_: GraphEditor, site: Site, index: int, rank: int, number: int) -> None:
+def take_the_rest(work: GraphEditor, site: Site, index: int, rank: int, number: int) -> None:
     """Set the size at an index of a Reshape's shape to a number, to 0, the size of the input, or to -1."""
     here, rest = constant(np.arange(rank) == index, ir.DataType.BOOL, "here"), constant(number, INT64, "rest")
     site.feed(1, site.before.op("Where", here, rest, site.input(1), name="shape"))
-    copy_zeros(_, site)
+    copy_zeros(work, site)
 
 
 def take_each(work: GraphEditor, site: Site, axes: Sequence[int]) -> None:

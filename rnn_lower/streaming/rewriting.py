@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -119,7 +119,7 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
         late={name: _waits(info) for name, info in last if _waits(info)},
         cut=tuple(name for name, info in last if info.cut),
         warm_up={name: info.late for name, info in last if info.late and step is not None},
-        merged={name: symbols for name, info in last if {*(symbols := _merged_with(info))} <= editor.symbols.keys()},
+        merged={name: symbols for name, info in last if (symbols := _merged_with(info, editor.symbols))},
     )  # fmt: skip
     name = called(original.model, streams)
     if not plan.states and not plan.left:
@@ -299,10 +299,11 @@ def _waits(info: AxisInfo) -> int:
     return math.ceil((info.late - info.dropped) * info.every)
 
 
-def _merged_with(info: AxisInfo) -> tuple[str, ...]:
-    """The symbols of the sizes that are merged with the stream axis."""
-    symbols = () if info.axis is None else info.sizes[info.axis].of
-    return tuple(symbol for symbol in symbols if not symbol.startswith(TIME))
+def _merged_with(info: AxisInfo, known: Container[str]) -> tuple[str, ...]:
+    """The symbols of the sizes that are merged with the stream axis; none unless all are known."""
+    sizes = () if info.axis is None else info.sizes[info.axis].of
+    symbols = tuple(symbol for symbol in sizes if not symbol.startswith(TIME))
+    return symbols if all(symbol in known for symbol in symbols) else ()
 
 
 def _reach(analysis: CausalityAnalysis) -> int:

@@ -36,17 +36,21 @@ class PaddedError(UnsupportedError):
         self._split(node, *self._arguments)
 
 
+def _constants(name: str, *lists: Sequence[int]) -> list[ir.Node]:
+    """A Constant node for each list of integers; their outputs are called after the value `name`."""
+    return [
+        ir.node(
+            "Constant", [], {"value": ir.tensor(np.array(each, np.int64))}, outputs=[ir.Value(name=f"{name}/cut_{k}")]
+        )
+        for k, each in enumerate(lists)
+    ]
+
+
 def _cut_before(node: ir.Node, axis: int, pads: Sequence[int]) -> None:
     """Move the cropping of a Pad to a Slice before it."""
     x, name, behind = node.inputs[0], str(node.outputs[0].name), axis + len(pads) // 2
     left = [max(n, 0) if k in (axis, behind) else n for k, n in enumerate(pads)]
-    columns = {"start": [max(-pads[axis], 0)], "end": [min(pads[behind], 0) or 2**63 - 1], "axis": [axis], "pads": left}
-    numbers = [
-        ir.node(
-            "Constant", [], {"value": ir.tensor(np.array(each, np.int64))}, outputs=[ir.Value(name=f"{name}/cut_{key}")]
-        )
-        for key, each in columns.items()
-    ]
+    numbers = _constants(name, [max(-pads[axis], 0)], [min(pads[behind], 0) or 2**63 - 1], [axis], left)
     ends = [number.outputs[0] for number in numbers]
     cut = ir.node("Slice", [x, *ends[:3]], name=f"{node.name}/cut", outputs=[ir.Value(name=f"{name}/rest")])
     node.replace_input_with(0, cut.outputs[0])
@@ -66,12 +70,7 @@ def _cut_behind(node: ir.Node, axis: int) -> None:
     pads[index] = pads[index + count] = 0
     node.attributes["pads"] = ir.AttrInt64s("pads", pads)
     output, whole = node.outputs[0], ir.Value(name=f"{name}/whole", type=node.outputs[0].type)
-    numbers = [
-        ir.node(
-            "Constant", [], {"value": ir.tensor(np.array([n], np.int64))}, outputs=[ir.Value(name=f"{name}/cut_{k}")]
-        )
-        for k, n in enumerate(ends)
-    ]
+    numbers = _constants(name, *([n] for n in ends))
     cut = ir.node("Slice", [whole, *(number.outputs[0] for number in numbers)], name=f"{node.name}/cut")
     output.replace_all_uses_with(cut.outputs[0], replace_graph_outputs=True)
     cut.outputs[0].name, output.name, cut.outputs[0].type = name, whole.name, output.type

@@ -85,9 +85,6 @@ def _fold_here(model: ir.Model) -> None:
     _complete(model, before)
 
 
-TEXT = ir.DataType.STRING.value
-
-
 def _fold_constants(model: ir.Model, should_fold: Callable[[ir.Node], bool | None], **limits: int) -> None:
     """Fold with onnxscript, except for sequences: at every opset, it replaces them with nodes of opset 18."""
     without_sequences(model)
@@ -184,7 +181,9 @@ def _is_doubtful(node: ir.Node) -> bool:
     if node.domain not in DEFAULT_DOMAINS or any(subgraphs(node)):
         return False
     types = {tensor.dtype for value in node.inputs if (tensor := known_tensor(value)) is not None}
-    if ir.DataType.STRING in types or (node.op_type == "Cast" and node.attributes.get_int("to", 0) == TEXT):
+    if ir.DataType.STRING in types or (
+        node.op_type == "Cast" and node.attributes.get_int("to", 0) == ir.DataType.STRING
+    ):
         return True
     if node.op_type == "ReduceSumSquare":  # of integers, it returns 64 bits
         tensor = known_tensor(node.inputs[0])

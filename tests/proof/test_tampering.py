@@ -589,7 +589,7 @@ def test_steps_that_overflow_are_proved(steps):
 
 @pytest.mark.parametrize("as_function", [False, True])
 def test_a_weight_that_was_emitted_before_and_is_shared_is_compared(as_function):
-    """A model of which only one node was lowered at first; both nodes read the same weights."""
+    """An earlier lowering replaced one of two nodes with the same weights."""
     model, _ = build(Case("GRU", 17, outputs=("Y",)))
     first = model.graph.node[0]
     second = onnx.NodeProto.FromString(first.SerializeToString())
