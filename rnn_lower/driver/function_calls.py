@@ -22,6 +22,9 @@ logger = logging.getLogger("rnn_lower")
 IR_VERSION = 8
 """The first IR version with functions."""
 
+FIRST_OPSET = 6
+"""The first opset that infers the element types of sums and products."""
+
 RUN_BY = ("onnxruntime", "onnxruntime@1.20", "onnxruntime@1.17", "onnx-reference")
 """Targets that run function calls. OpenVINO, tract, OpenCV, onnx2torch and tinygrad refuse them."""
 
@@ -56,6 +59,9 @@ class Calls:
         if scope.lies_in("SequenceMap"):
             text = "the node is in the body of a SequenceMap, where onnxruntime does not support function calls"
             raise UnsupportedError(f"{text}; drop --as-function, or keep the node with --exclude")
+        if scope.opset < FIRST_OPSET:
+            text = f"at opset {scope.opset}, runtimes cannot infer the element types in a function, which declares none"
+            raise UnsupportedError(f"{text}; add --opset {FIRST_OPSET} or a later one, or drop --as-function")
         key = (form, scope.opset, *_shape_of(node))
         new = key not in self._functions
         if new:

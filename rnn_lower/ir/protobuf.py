@@ -132,7 +132,7 @@ _VALUES = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data
 
 
 def check_data(tensor: onnx.TensorProto, folder: Path | None) -> None:
-    """Raise RnnLowerError if the data of a tensor does not match its shape."""
+    """Raise RnnLowerError if the data of a tensor does not match its shape and type."""
     if is_external(tensor):
         if folder is not None:
             locate(tensor, folder)
@@ -155,6 +155,21 @@ def check_data(tensor: onnx.TensorProto, folder: Path | None) -> None:
         raise RnnLowerError(
             f"tensor '{tensor.name}' of shape {list(tensor.dims)} has {length} {unit} of data, but needs {wanted}"
         )
+    _check_range(tensor)
+
+
+def _check_range(tensor: onnx.TensorProto) -> None:
+    """Raise RnnLowerError if a number has more bits than the type: some runtimes drop these bits, others do not."""
+    dtype, numbers = ir.DataType(tensor.data_type), tensor.int32_data or tensor.uint64_data
+    if not numbers or dtype in (ir.DataType.INT32, ir.DataType.UINT64):
+        return
+    bits = 1 if dtype == ir.DataType.BOOL else max(8, dtype.bitwidth)
+    signed = dtype.is_integer() and (dtype.is_signed() or dtype.bitwidth < 8)
+    low, high = -(1 << bits - 1) if signed else 0, (1 << bits - (signed and dtype.bitwidth >= 8)) - 1
+    for number in (min(numbers), max(numbers)):
+        if not low <= number <= high:
+            text = f"tensor '{tensor.name}' of type {dtype.name} contains {number}"
+            raise RnnLowerError(f"{text}, which is not between {low} and {high}")
 
 
 def locate(tensor: onnx.TensorProto, folder: Path) -> Place:

@@ -1,7 +1,8 @@
-"""Keys of bodies: two bodies with one key compute the same, so that they need no run to be compared.
+"""Keys of nodes and bodies: two nodes with one key compute the same, so that they need no run to be compared.
 
 The key of a value consists of its operator, attributes and operands, or of its numbers if constants alone compute it.
-So a body has the same key before and after constant folding.
+So a node has the same key before and after constant folding. The key of a body contains that of its node, since bodies
+are the same only if they run under the same condition.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from rnn_lower.transforms.evaluate import computed_constants
 Key = bytes
 
 
-def keys_of_bodies(model: ir.Model, equal: Collection[str | None]) -> dict[ir.Graph, Key]:
-    """The key of each body of a model without functions, whose nodes are in order.
+def congruence_keys(model: ir.Model, equal: Collection[str | None]) -> dict[ir.Graph | ir.Node, Key]:
+    """The key of each node and each body of a model without functions, whose nodes are in order.
 
-    equal: the names of values that are known to be equal in the models whose bodies are compared.
+    equal: the names of values that are known to be equal in the models that are compared.
 
     Raises OutOfScopeError for values of sparse initializers.
     """
     computed = computed_constants((node, scope.opset) for node, scope in nodes(model))
     keys: dict[ir.Value, Key] = {value: _key("input", value.name) for value in model.graph.inputs}
-    bodies: dict[ir.Graph, Key] = {}
+    found: dict[ir.Graph | ir.Node, Key] = {}
 
     def of_value(value: ir.Value | None) -> Key:
         array = computed.get(value, constant(value))
@@ -44,19 +45,21 @@ def keys_of_bodies(model: ir.Model, equal: Collection[str | None]) -> dict[ir.Gr
     def of_body(body: ir.Graph, depth: int) -> Key:
         keys.update({value: _key("argument", depth, index) for index, value in enumerate(body.inputs)})
         follow(body, depth)
-        bodies[body] = _key(len(body.inputs), [of_value(value) for value in body.outputs])
-        return bodies[body]
+        declared = [(value.dtype, str(value.shape)) for value in (*body.inputs, *body.outputs)]
+        return _key(declared, [of_value(value) for value in body.outputs])
 
     def follow(graph: ir.Graph, depth: int) -> None:
         for node in graph:
-            inner = [(name, of_body(body, depth + 1)) for name, body in subgraphs(node)]
+            inner = [(name, body, of_body(body, depth + 1)) for name, body in subgraphs(node)]
             own = node.name if node.op_type in RANDOM else ""
             operands = [of_value(value) for value in node.inputs]
-            key = _key(node.op_identifier(), own, operands, inner, sorted(_attributes(node)))
+            key = _key(node.op_identifier(), own, operands, [(a, k) for a, _, k in inner], sorted(_attributes(node)))
             keys.update({value: _key(key, index) for index, value in enumerate(node.outputs)})
+            found[node] = key
+            found.update({body: _key(key, name) for name, body, _ in inner})
 
     follow(model.graph, 0)
-    return bodies
+    return found
 
 
 def named_outside_loops(model: ir.Model) -> set[str]:

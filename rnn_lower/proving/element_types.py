@@ -113,6 +113,9 @@ class ElementTypes:
             if dtype.is_integer() and dtype not in WIDE_INTEGERS:
                 text = f"{node.op_type} '{node.name}' has an input of type {_name(dtype)}"
                 raise OutOfScopeError(f"{text}, which the proof does not support")
+            if dtype == _F.DOUBLE and self._dtype not in (dtype, None) and node.op_type != "Cast":
+                text = f"{node.op_type} '{node.name}' computes in double, but the node in {_name(self._dtype)}"
+                raise WrongError(f"{text}; runtimes lack some of the kernels")
             if f"tensor({_name(dtype)})" not in formal.types:
                 text = f"{node.op_type} '{node.name}' has an input of type {_name(dtype)}"
                 raise WrongError(f"{text}, which opset {self._opset} does not allow")
@@ -153,11 +156,23 @@ class ElementTypes:
         for before, after in zip(starts, results[:states], strict=False):
             text = f"the element type of a state of {node.op_type} '{node.name}' changes between iterations,"
             _agree(before, after, f"{text} from {_name(before)} to {_name(after)}")
+        pairs = zip(body.inputs[2 * first :], body.outputs[first:], results[:states], strict=False)
+        for carried, result, dtype in pairs:
+            if dtype is not None and not dtype.is_floating_point() and _source(result) is not carried:
+                text = f"{node.op_type} '{node.name}' changes a state of type {_name(dtype)}"
+                raise OutOfScopeError(f"{text}, which may matter at lengths that the proof does not compare")
         return results
 
     def _declared(self, value: ir.Value) -> DType:
         self.declare(value, dtype := self.dtype_of(value))
         return dtype or value.dtype
+
+
+def _source(value: ir.Value) -> ir.Value:
+    """The value of which this one is a copy."""
+    while (node := value.producer()) is not None and node.op_type == "Identity" and node.inputs[0] is not None:
+        value = node.inputs[0]
+    return value
 
 
 def _agree(first: DType, second: DType, text: str) -> None:

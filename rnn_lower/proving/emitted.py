@@ -6,6 +6,7 @@ with their declared shapes.
 
 from __future__ import annotations
 
+import collections
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
@@ -128,6 +129,11 @@ def _tile(call: Call) -> str:
     return ""
 
 
+def _where(call: Call) -> str:
+    """A Where of numbers; onnxruntime has none of truth values."""
+    return f"{call.label} selects truth values, which the proof does not support" if call[1].dtype == np.bool_ else ""
+
+
 def _range(call: Call) -> str:
     """A Range; steps other than 1 and -1 divide, so that a longer sequence may give other sizes."""
     return (
@@ -141,6 +147,7 @@ USES: dict[str, Callable[[Call], str]] = {
     **dict.fromkeys(("Add", "Div", "Greater", "Less", "Max", "Min", "Mul", "Sub"), _binary),
     "Abs": _float, "Cast": _cast, "Clip": _clip, "Conv": _conv, "MatMul": _matmul, "Neg": _float,
     "Range": _range, "Slice": _slice, "Tile": _tile, "Transpose": _transpose, "ConstantOfShape": _constant_of_shape,
+    "Where": _where,
 }  # fmt: skip
 """Checks that return the reason why a use is out of scope, or "". They raise WrongError if no runtime supports it."""
 
@@ -170,7 +177,7 @@ EMITTED = {
     *USES, *WITH_BODIES, "Concat", "Constant", "Elu", "Exp", "Gather", "Gemm",
     "HardSigmoid", "Identity", "LeakyRelu", "Log", "NonZero", "Reciprocal", "Relu",
     "Reshape", "Shape", "Sigmoid", "Softplus", "Softsign", "Split", "Squeeze", "Tanh", "ThresholdedRelu",
-    "Unsqueeze", "Where",
+    "Unsqueeze",
 }  # fmt: skip
 """The operators that lowering may emit."""
 
@@ -181,6 +188,7 @@ class EmittedInterpreter(Interpreter):
     longest: the largest length that is compared, if the model leaves a size open.
     symbols: the sizes by symbolic name, or None for ambiguous names.
     most_carried: the most floats that all loops together may carry from step to step: the states of the node.
+    margins: by comparison of two computed integers, their differences in all runs.
     recorded: None, or a list to which every computed array of field elements is appended.
     """
 
@@ -194,6 +202,7 @@ class EmittedInterpreter(Interpreter):
         self._bounds: dict[ir.Node, list[int]] = {}
         self._counting: dict[ir.Node, list[int]] = {}
         self._sizes: dict[ir.Node, tuple[int, ...]] = {}
+        self.margins: dict[ir.Node, set[int]] = collections.defaultdict(set)
 
     def run(self, graph: Graph, inputs: Mapping[ir.Value, Array]) -> list[Array]:
         self._carried = 0
@@ -249,6 +258,8 @@ class EmittedInterpreter(Interpreter):
                 self._check_bound(call, self.longest)
             elif node.op_type not in ("Add", "Sub"):
                 self._check_integers(call, self.longest + 1)  # a length may exceed the number of steps by 1
+                if not any(map(self._is_constant, node.inputs)):  # of constants, all lengths up to them are compared
+                    self.margins[node] |= {*np.unique(call[0] - call[1]).tolist()}
         return super()._compute(call)
 
     def _check_positions(self, call: Call) -> None:

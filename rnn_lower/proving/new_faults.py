@@ -17,10 +17,17 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.transforms.strip_weights import malformed, misdeclared, without_annotations
 
+PLACE = "location"
+
+EXTERNAL_KEYS = (PLACE, "offset", "length", "checksum")
+"""The keys of external data that onnxruntime accepts."""
+
 
 def new_faults(old: Document, new: Document) -> list[str]:
     """Faults that keep some runtimes from loading the new model, and that the old one does not have."""
     faults = [text.format(name) for text, find in _FAULTS.items() for name in sorted(find(new.proto) - find(old.proto))]
+    escaping = sorted(_escaping_files(new) - _escaping_files(old))
+    faults += [f"the data file of tensor '{name}' is a link that leads out of the model's folder" for name in escaping]
     error = malformed(new.outline)
     if error and malformed(old.outline):
         for document in (old, new):
@@ -157,6 +164,22 @@ def _ambiguous_tensors(model: onnx.ModelProto) -> set[str]:
     return {name for name, count in counts if count > 1}
 
 
+def _unknown_keys(model: onnx.ModelProto) -> set[str]:
+    """Tensors whose external data has a key of unknown meaning."""
+    external = filter(protobuf.is_external, protobuf.tensors(model))
+    return {tensor.name for tensor in external if not {entry.key for entry in tensor.external_data} <= {*EXTERNAL_KEYS}}
+
+
+def _escaping_files(document: Document) -> set[str]:
+    """Tensors whose data file is a link out of the model's folder, which onnxruntime refuses."""
+    folder = document.folder
+    if folder is None:
+        return set()
+    external = filter(protobuf.is_external, protobuf.tensors(document.proto))
+    named = [(tensor.name, entry.value) for tensor in external for entry in tensor.external_data if entry.key == PLACE]
+    return {name for name, place in named if not (folder / place).resolve().is_relative_to(folder.resolve())}
+
+
 def _bodies(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
     return (graph for holder in protobuf.holders(model) for node in holder.node for graph in protobuf.graphs_of(node))
 
@@ -169,6 +192,7 @@ _FAULTS: Mapping[str, Callable[[onnx.ModelProto], set[str]]] = {
     "the declaration of '{}' has a negative size": _negative_sizes,
     "tensor '{}' has data in several fields": _ambiguous_tensors,
     "a body in a function redefines '{}', a value of the function": _redefined_values,
+    "the external data of tensor '{}' has an unknown key": _unknown_keys,
     "body input '{}' of a Loop declares no shape": _unshaped_loop_inputs,
     "a node of a body reads '{}' before it is computed": _read_too_early,
     "several nodes have the name '{}'": _repeated_names,

@@ -215,6 +215,7 @@ class _Comparison:
         """The first difference between the two sides, or None."""
         cases: dict[int, list[Case]] = collections.defaultdict(list)
         executed = set[ir.Graph]()
+        margins: dict[ir.Node, set[int]] = collections.defaultdict(set)
         for case in self._cases:
             cases[case.point].append(case)
         for point in range(self.points):
@@ -230,6 +231,13 @@ class _Comparison:
                     return reason
             interpreter.check_counting()
             executed |= interpreter.executed
+            for node, seen in interpreter.margins.items():
+                margins[node] |= seen
+        for node, seen in margins.items():
+            if len(seen) > 1 and not (0 in seen and seen & {-1, 1}):
+                raise OutOfScopeError(
+                    f"{node.op_type} '{node.name}' compares integers that were never equal and never differed by 1"
+                )
         # Constant lengths leave the empty sequence out, for which a branch may be meant.
         steps = {case.T for case in self._cases}
         is_complete = self._length is not None or 0 in steps

@@ -20,7 +20,7 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proving import float_run
 from rnn_lower.proving.call import OutOfScopeError, UndefinedError, WrongError
-from rnn_lower.proving.congruence import keys_of_bodies, named_outside_loops
+from rnn_lower.proving.congruence import congruence_keys, named_outside_loops
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.integer_flow import IntegerFlow
 from rnn_lower.proving.interpreter import NoStepsError, check_time
@@ -34,6 +34,7 @@ from rnn_lower.proving.whole_inputs import (
     SIZES,
     Trial,
     compared_numbers,
+    comparing_large_numbers,
     draw_inputs,
     large_integers,
     long_sizes,
@@ -150,7 +151,8 @@ class _Comparison:
     sources, documents: with their sequences of tensors for the comparison in floats, and without for the exact one.
     count: evaluations of both.  ran: sizes with which both ran.  undefined: sizes with which a result was
     undefined.  outcomes: by comparison of input integers, those seen.  kept: inputs that always had their default.
-    empty: outputs that were always empty.  hollow: values of nodes that were.  unexecuted: bodies that never ran.
+    empty: outputs that were always empty.  hollow: values of nodes that were.
+    untested: of each model, bodies that never ran, and nodes that compare with numbers beyond all sizes.
     shared: names of values that both may compute once.  agreed: for each of these, whether they were always equal.
     """
 
@@ -176,9 +178,12 @@ class _Comparison:
         self.undefined: list[Mapping[str, int]] = []
         self.empty = {str(value.name) for value in self.models[0].graph.outputs if 0 not in (value.shape or ())}
         self.hollow = {value for model in self.models for value in _values(model) if value.name}
-        self.bodies = [{body for node, _ in nodes(model) for _, body in subgraphs(node)} for model in self.models]
-        self.unexecuted = set[ir.Graph]().union(*self.bodies)
-        self.shared = set.intersection(*map(named_outside_loops, self.models)) if self.unexecuted else set[str]()
+        self.untested: list[set[ir.Graph | ir.Node]] = [
+            {*(body for node, _ in nodes(model) for _, body in subgraphs(node)),
+             *(() if exact_sizes else comparing_large_numbers(model))}
+            for model in self.models
+        ]  # fmt: skip
+        self.shared = set.intersection(*map(named_outside_loops, self.models)) if self.untested[1] else set[str]()
         self.agreed = dict[str, bool]()
         self.declared = shapes_of(self.documents[0])
         self.kept = {str(value.name) for value in overridable_inputs(self.models[1])}
@@ -198,8 +203,7 @@ class _Comparison:
             raise OutOfScopeError(
                 f"both models run only if an input size ({', '.join(self.ran[0])}) is 0 or 1; set the sizes (--dim)"
             )
-        if self._untested_bodies():
-            raise OutOfScopeError("a loop body or a branch that lowering changed ran in no comparison")
+        self._check_untested()
         if self.kept:
             raise OutOfScopeError(f"both models run only with the default value of input '{min(self.kept)}'")
         if left := self._one_sided():
@@ -209,16 +213,19 @@ class _Comparison:
             )
         return ""
 
-    def _untested_bodies(self) -> bool:
-        """Whether a body of the lowered model ran in no comparison, and is not congruent to such a body before."""
-        if not self.unexecuted & self.bodies[1]:
-            return False
+    def _check_untested(self) -> None:
+        """Raise OutOfScopeError if a part of the lowered model met no test, and is not congruent to one before."""
+        if not self.untested[1]:
+            return
         equal = {name for name, agreed in self.agreed.items() if agreed}
         old, new = (
-            {keys[body] for body in self.unexecuted & held}
-            for held, keys in zip(self.bodies, (keys_of_bodies(model, equal) for model in self.models), strict=True)
+            {keys[part]: part for part in parts}
+            for parts, keys in zip(self.untested, (congruence_keys(model, equal) for model in self.models), strict=True)
         )
-        return bool(new - old)
+        for part in (part for key, part in new.items() if key not in old):
+            if isinstance(part, ir.Node):
+                raise OutOfScopeError(f"{part.op_type} '{part.name}' compares with a number beyond all tried sizes")
+            raise OutOfScopeError("a loop body or a branch that lowering changed ran in no comparison")
 
     def difference_in_floats(self) -> str:
         """The first difference of both models in floats, or ""."""
@@ -342,7 +349,8 @@ class _Comparison:
                 return ""  # the size of an integer, or its being zero, may be why
             symbols.append(set(field.symbols))
             computed.append(evaluator.named(self.shared))
-            self.unexecuted -= evaluator.executed
+            for parts in self.untested:
+                parts.difference_update(evaluator.executed)
             self.hollow -= evaluator.filled
             for node, seen in evaluator.outcomes.items():
                 self.outcomes.setdefault(node, set()).update(seen)

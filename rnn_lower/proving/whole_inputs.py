@@ -120,6 +120,18 @@ def sizes_at_limits(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> Ite
         yield {**dict.fromkeys(sizes, 2), name: number}
 
 
+def comparing_large_numbers(model: ir.Model) -> set[ir.Node]:
+    """The nodes that compare with an integer beyond the few that are tried."""
+    known = computed_constants((node, scope.opset) for node, scope in nodes(model))
+    found = set[ir.Node]()
+    for node, _ in nodes(model):
+        arrays = [known.get(value, constant(value)) for value in node.inputs] if node.op_type in COMPARE else []
+        numbers = [int(n) for array in arrays if array is not None and array.dtype.kind in "iu" for n in array.ravel()]
+        if any(array is None for array in arrays) and any(abs(number) > FEW_COUNTED for number in numbers):
+            found.add(node)
+    return found
+
+
 def sizes_beyond_few(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Yield sizes beyond a few of the constants that a node compares with or a loop counts to."""
     few = [number for number in _counted_numbers(models) if max(SIZES) < number <= FEW_COUNTED]

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 from judge import emitted
 from onenode import OPTIONAL, Case, build
@@ -120,6 +121,28 @@ def test_weights_in_files(tmp_path):
     onnx.save(build(EVERYTHING)[0], tmp_path / "a.onnx", save_as_external_data=True, location="w", size_threshold=0)
     rnn_lower.lower_file(tmp_path / "a.onnx", tmp_path / "b.onnx")
     assert rnn_lower.prove(tmp_path / "a.onnx", tmp_path / "b.onnx").ok
+
+
+@pytest.mark.parametrize("how", ["as before", "link inside", "link outside", "unknown key"])
+def test_new_weights_are_in_files_that_runtimes_read(how, tmp_path):
+    (folder := tmp_path / "model").mkdir()
+    original, feeds = build(Case("GRU"))
+    lowered = rnn_lower.lower(original)
+    onnx.save(original, folder / "a.onnx")
+    onnx.save(lowered, folder / "b.onnx", save_as_external_data=True, location="w", size_threshold=64)
+    if "link" in how:
+        place = folder / "moved" if how == "link inside" else tmp_path / "moved"
+        (folder / "w").rename(place)
+        (folder / "w").symlink_to(place)
+    elif how == "unknown key":
+        changed = onnx.load(folder / "b.onnx", load_external_data=False)
+        changed.graph.initializer[0].external_data.add(key="flavour", value="1")
+        (folder / "b.onnx").write_bytes(changed.SerializeToString())
+    try:
+        loads = bool(onnxruntime.InferenceSession(str(folder / "b.onnx")).run(None, feeds))
+    except Exception:  # of onnxruntime
+        loads = False
+    assert loads == rnn_lower.prove(folder / "a.onnx", folder / "b.onnx").ok == (how in ("as before", "link inside"))
 
 
 def test_nodes_that_are_left_are_not_proved_but_compared():

@@ -528,6 +528,34 @@ def test_a_weight_that_only_a_function_call_reads_is_compared_by_the_proof():
     assert rnn_lower.prove(model, lowered).changed
 
 
+def carry(scan: onnx.NodeProto, start: str, names: tuple[str, str], dtype: int) -> None:
+    """Let a Scan of one state carry one more number from step to step, by the names in its body."""
+    body = next(each.g for each in scan.attribute if each.name == "body")
+    for held, name in zip((body.input, body.output), names, strict=True):
+        held.append(helper.make_tensor_value_info(name, dtype, [1]))
+        first, *others, last = list(held)
+        del held[:]
+        held.extend([first, last, *others])
+    scan.input[:] = [scan.input[0], start, *list(scan.input)[1:]]
+    scan.output[:] = [scan.output[0], "s_final", *list(scan.output)[1:]]
+
+
+def test_a_loop_carries_no_integers_that_change():
+    """They could count to any number of steps in binary digits."""
+    model, _ = build(Case("GRU", 17, T=5, N=1, I=2, H=2, dynamic=True, optional=(), outputs=("Y",)))
+    lowered = rnn_lower.lower(model, form="scan")
+    scan = next(node for node in lowered.graph.node if node.op_type == "Scan")
+    lowered.graph.initializer.append(numpy_helper.from_array(np.array([3]), "three"))
+    carry(scan, "three", ("s", "s_next"), onnx.TensorProto.INT64)
+    body = next(each.g for each in scan.attribute if each.name == "body")
+    for op, inputs, is_proved in (("Identity", ["s"], True), ("Sub", ["three", "s"], False)):
+        body.node.append(marked(op, inputs, ["s_next"], "next"))
+        proof = rnn_lower.prove(model, lowered)
+        assert proof.ok == is_proved, proof
+        assert is_proved or "changes a state of type int64" in str(proof)
+        del body.node[-1]
+
+
 def test_a_loop_carries_no_other_floats_than_states():
     """A float that grows from step to step is lost in a sum at first, and changes the result of long sequences."""
     model, _ = build(Case("GRU", 17, T=5, N=1, I=2, H=2, dynamic=True, optional=(), outputs=("Y",)))
@@ -548,13 +576,8 @@ def test_a_loop_carries_no_other_floats_than_states():
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del body.node[:]
     body.node.extend(copies)
-    inputs, outputs = list(body.input), list(body.output)
-    del body.input[:], body.output[:]
-    body.input.extend([inputs[0], helper.make_tensor_value_info("s", 1, [1]), *inputs[1:]])
-    body.output.extend([outputs[0], helper.make_tensor_value_info("s_next", 1, [1]), *outputs[1:]])
-    scan.input[:] = [scan.input[0], "start", *list(scan.input)[1:]]
-    scan.output[:] = [scan.output[0], "s_final", *list(scan.output)[1:]]
-    assert final == outputs[0].name
+    carry(scan, "start", ("s", "s_next"), onnx.TensorProto.FLOAT)
+    assert final == body.output[0].name
     rng = np.random.default_rng(0)
     short, long = ({"X": rng.standard_normal((steps, 1, 2)).astype(np.float32)} for steps in (40, 300))
     wanted, found = ([run_onnxruntime(each, feeds)[0] for feeds in (short, long)] for each in (model, lowered))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from judge import marked, run_onnxruntime
 from onenode import Case, build
@@ -361,6 +362,26 @@ def test_numbers_beyond_the_compared_sizes(change):
     assert not rnn_lower.prove(model, lowered).ok
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_sizes_that_are_equal_in_no_comparison(axis):
+    """The graph negates Y if there are as many steps or rows as 13 features, which no constant says."""
+    model, feeds = build(Case("GRU", 17, T=13, N=13, I=13, outputs=("Y",), dynamic=True))
+    lowered = rnn_lower.lower(model)
+    before = behind(lowered)
+    constants(lowered, axis=axis, last=2)
+    add(lowered, "Shape", ["X"], "sizes")
+    add(lowered, "Gather", ["sizes", "axis"], "steps")
+    add(lowered, "Gather", ["sizes", "last"], "features")
+    add(lowered, "Less", ["steps", "features"], "fewer")
+    add(lowered, "Greater", ["steps", "features"], "more")
+    add(lowered, "Neg", [before], "negated")
+    add(lowered, "Where", ["more", before, "negated"], "some")
+    add(lowered, "Where", ["fewer", before, "some"], "Y")
+    (wanted,), (actual,) = run_onnxruntime(model, feeds), run_onnxruntime(lowered, feeds)
+    assert np.allclose(wanted, -actual, atol=1e-6)
+    assert not rnn_lower.prove(model, lowered).ok
+
+
 def wrong_split(model: onnx.ModelProto) -> None:
     before = behind(model)
     add(model, "Split", [before], "first", axis=0, num_outputs=3)
@@ -374,13 +395,25 @@ def empty_axes(model: onnx.ModelProto) -> None:
     add(model, "Squeeze", [before, "none"], "Y")
 
 
+def scalar_axis(model: onnx.ModelProto) -> None:
+    before = behind(model)
+    constants(model, list=np.zeros(1, np.int64), number=np.zeros((), np.int64))
+    add(model, "Unsqueeze", [before, "list"], "higher")
+    add(model, "Squeeze", ["higher", "number"], "Y")
+
+
 def high_bounds(model: onnx.ModelProto) -> None:
     before = behind(model)
     constants(model, low=np.full((1, 1), -2, np.float32), high=np.full((1, 1), 2, np.float32))
     add(model, "Clip", [before, "low", "high"], "Y")
 
 
-@pytest.mark.parametrize("change", [wrong_split, empty_axes, high_bounds])
+def chosen_truth(model: onnx.ModelProto) -> None:
+    constants(model, yes=np.array([True]))
+    add(model, "Where", ["yes", "yes", "yes"], "unread")
+
+
+@pytest.mark.parametrize("change", [wrong_split, empty_axes, scalar_axis, high_bounds, chosen_truth])
 def test_operands_that_onnxruntime_refuses_or_takes_otherwise(change):
     model, feeds = build(Case("GRU", 18, T=6, N=2, outputs=("Y",)))
     lowered = rnn_lower.lower(model)
@@ -392,6 +425,19 @@ def test_operands_that_onnxruntime_refuses_or_takes_otherwise(change):
         return
     (wanted,) = run_onnxruntime(model, feeds)
     assert wanted.shape != actual.shape
+
+
+@pytest.mark.parametrize("op", ["Elu", "HardSigmoid", "Softplus", "Softsign", "ThresholdedRelu"])
+def test_a_node_of_floats_computes_nothing_in_double(op):
+    model, _ = build(Case("GRU", 17, T=6, N=2, outputs=("Y",)))
+    lowered = rnn_lower.lower(model)
+    add(lowered, "Cast", ["X"], "wide", to=TensorProto.DOUBLE)
+    add(lowered, op, ["wide"], "unread")
+    assert not rnn_lower.prove(model, lowered).ok
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    with pytest.raises(Exception, match="Could not find an implementation"):
+        onnxruntime.InferenceSession(lowered.SerializeToString(), options)
 
 
 def test_a_scan_of_version_9_is_no_scan_of_version_8():

@@ -286,6 +286,7 @@ OTHERS = {
     "another operator": ("o1 = Mul(n, v)", "o1 = Add(n, v)"),
     "another value": ("o1 = Mul(n, v)", "o1 = Mul(x, v)"),
     "a value by the same name": ("u = Add(one, one) n = Mul(x, u)", "u = Add(one, three) n = Add(x, x)"),
+    "another declaration": ("never () => (o1)", "never () => (float[99, 4] o1)"),
 }
 """By what differs in a branch that never runs: the text of the folded model, and what replaces it."""
 
@@ -318,6 +319,19 @@ def test_mean_variance_normalization_is_converted_and_proved(opset):
     assert proof.ok, proof
     next(value for value in lowered.graph.output if value.name == "m").type.tensor_type.elem_type = TensorProto.DOUBLE
     assert not rnn_lower.prove(model, lowered).ok
+
+
+LATE = "n = Neg(x) t = Shape(n) k = Gather(t, a) c = Greater(k, lim) f = Cast<to = 1>(c) y = Add(n, f)"
+
+
+@pytest.mark.parametrize(("old", "new"), [("Greater", "GreaterOrEqual"), ("{2000}", "{2003}"), ("Greater", "Less")])
+def test_comparisons_beyond_all_sizes_are_compared_by_their_structure(old, new):
+    limit = LIMIT.replace("{20}", "{2000}")
+    original = Document(legalized(ONE_SIZE, limit, LATE))
+    same = Document(legalized(ONE_SIZE, limit, LATE.replace("y = ", "z = Size(n) y = ")))
+    other = Document(legalized(ONE_SIZE, limit.replace(old, new), LATE.replace(old, new)))
+    assert prove_whole(original, same, 1, 0, math.inf).ok
+    assert not prove_whole(original, other, 1, 0, math.inf).ok
 
 
 @pytest.mark.parametrize(("old", "new"), [("Greater", "GreaterOrEqual"), ("lim = {20}", "lim = {23}")])
