@@ -12,7 +12,6 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.checking import guard, runtimes
-from rnn_lower.checking.native_refusals import refused_by_onnxruntime
 from rnn_lower.checking.runners import ORT, REFERENCE, Run, open_onnxruntime, open_reference
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.driver.plan import inlined_document, read_document
@@ -24,6 +23,7 @@ from rnn_lower.proving.model_inputs import required_inputs
 from rnn_lower.proving.old_operators import FIRST_TODAY
 from rnn_lower.proving.report import Proof
 from rnn_lower.shapes.declared import can_agree, declaration
+from rnn_lower.targeting.native_refusals import refused_by_onnxruntime
 from rnn_lower.transforms.fold import dead_nodes, is_folded
 
 Agree = Callable[[list[Any], list[Any]], bool]

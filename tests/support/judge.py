@@ -7,9 +7,10 @@ import onnx
 from onenode import Case, build
 
 import rnn_lower
-from rnn_lower.checking import checker, native_refusals, runners
+from rnn_lower.checking import checker, runners
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.report import CheckReport
+from rnn_lower.targeting import native_refusals
 from rnn_lower.targeting.probe import writing
 
 FUSED = ("RNN", "GRU", "LSTM")

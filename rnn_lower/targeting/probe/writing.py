@@ -15,7 +15,6 @@ import numpy as np
 import onnx
 
 import rnn_lower
-from rnn_lower.checking.native_refusals import refused_by_onnxruntime
 from rnn_lower.checking.runners import open_onnxruntime, open_reference
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.driver.lower_pass import lower_document
@@ -27,6 +26,7 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.modelio.output_path import name_of
 from rnn_lower.options import Options
 from rnn_lower.targeting import Target, find_target
+from rnn_lower.targeting.native_refusals import refused_by_onnxruntime
 from rnn_lower.targeting.probe.features import FEATURES, suited
 from rnn_lower.targeting.probe.manifest import FUSED, TARGET, KitCase, Manifest, Refused, Tensor
 from rnn_lower.targeting.probe.onenode import Case, build
