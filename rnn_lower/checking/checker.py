@@ -41,7 +41,7 @@ def compare_models(
         proof = prover.quick_proof(models.original, models.lowered, PROOF_SECONDS)
     provided = [] if inputs is None else [input_files.load_inputs(inputs, models.original.model)]
     models.is_proved = is_same = proof is not None and bool(proof.nodes) and proof.ok
-    comparison, node_runs = Comparison(rtol, atol, discrete=not is_same), NodeRuns(models.original, models.nodes)
+    comparison, node_runs = Comparison(rtol, atol, rounding=is_same), NodeRuns(models.original, models.nodes)
     runs = 1 if provided else runs
     fixed = fixed_sizes(models.original.model, models.lowered.proto)
     sampled = samples.Samples(models.original.model, seed, fixed, models.nodes, required_inputs(models.lowered.model))

@@ -16,12 +16,12 @@ from rnn_lower.proving.report import OutputReport
 class Comparison:
     """The largest differences of each output over several runs.
 
-    discrete: whether integers, booleans and strings must be equal. They need not if all nodes are proved, because then
-    only rounding can make them differ.
+    rounding: whether all nodes are proved, so that only rounding can make the outputs differ. Integers, booleans and
+    strings may be other ones then, and small numbers may come from the cancellation of large ones.
     """
 
-    def __init__(self, rtol: float, atol: float, discrete: bool = True) -> None:
-        self._rtol, self._atol, self._discrete = rtol, atol, discrete
+    def __init__(self, rtol: float, atol: float, rounding: bool = False) -> None:
+        self._rtol, self._atol, self._rounding = rtol, atol, rounding
         self._reports: dict[str, OutputReport] = {}
         self._first: dict[str, Any] = {}
         self._filled: set[str] = set()
@@ -43,12 +43,12 @@ class Comparison:
     def add(self, names: Sequence[str], expected: Sequence[Any], actual: Sequence[Any]) -> None:
         """Add one run."""
         for name, wanted, result in zip(names, expected, actual, strict=True):
-            new = compare(name, wanted, result, self._rtol, self._atol)
-            if not new.ok and not self._discrete and _is_discrete(wanted, result):
+            new = compare(name, wanted, result, self._rtol, self._atol, self._rounding)
+            if not new.ok and self._rounding and _is_discrete(wanted, result):
                 new = dataclasses.replace(new, ok=True, reason=f"{new.reason}, possibly because of rounding")
             self._filled |= {name} if _has_content(wanted) else set()
             first = self._first.setdefault(name, wanted)
-            self._varied |= set() if _identical(first, wanted) or _is_uniform(first, wanted) else {name}
+            self._varied |= set() if identical(first, wanted) or _is_uniform(first, wanted) else {name}
             old = self._reports.get(name, new)
             worst = old if (old.ok, -old.max_abs_error) < (new.ok, -new.max_abs_error) else new
             self._reports[name] = dataclasses.replace(
@@ -61,7 +61,7 @@ class Comparison:
 
     def agrees(self, names: Sequence[str], expected: Sequence[Any], actual: Sequence[Any]) -> bool:
         """Whether one run, which is not added, agrees."""
-        once = Comparison(self._rtol, self._atol, self._discrete)
+        once = Comparison(self._rtol, self._atol, self._rounding)
         once.add(names, expected, actual)
         return once.ok
 
@@ -82,9 +82,10 @@ def _is_discrete(a: Any, b: Any) -> bool:
     return array_a.dtype == array_b.dtype and array_a.shape == array_b.shape and array_a.dtype.kind not in "fcV"
 
 
-def _identical(a: Any, b: Any) -> bool:
+def identical(a: Any, b: Any) -> bool:
+    """Whether two values of an output are the same in every bit."""
     if isinstance(a, list):
-        return len(a) == len(b) and all(map(_identical, a, b))
+        return len(a) == len(b) and all(map(identical, a, b))
     return content_key(np.asarray(a)) == content_key(np.asarray(b))
 
 
@@ -103,10 +104,15 @@ def _has_content(value: Any) -> bool:
     return array.size > 0 and (array.dtype.kind not in "fcV" or bool(np.any(np.isfinite(array.astype(np.complex128)))))
 
 
-def compare(name: str, expected: Any, actual: Any, rtol: float, atol: float) -> OutputReport:
-    """The comparison of one output in one run: floats within tolerance, everything else equal."""
+def compare(
+    name: str, expected: Any, actual: Any, rtol: float, atol: float, rounding: bool = False
+) -> OutputReport:  # fmt: skip
+    """The comparison of one output in one run: floats within tolerance, everything else equal.
+
+    rounding: see `Comparison`.
+    """
     if isinstance(expected, list) and isinstance(actual, list):  # sequences
-        parts = [compare(name, e, a, rtol, atol) for e, a in zip(expected, actual, strict=False)]
+        parts = [compare(name, e, a, rtol, atol, rounding) for e, a in zip(expected, actual, strict=False)]
         same = len(expected) == len(actual) and all(part.ok for part in parts)
         worst = max((part.max_abs_error for part in parts), default=0.0)
         return OutputReport(name, (len(expected),), worst, 0.0, same, "" if same else "sequences differ")
@@ -131,7 +137,7 @@ def compare(name: str, expected: Any, actual: Any, rtol: float, atol: float) -> 
         difference = np.where(same_special, 0.0, np.abs(x - y))
         difference = np.where(np.isnan(difference), np.inf, difference)
         relative = np.where(difference == 0, 0.0, difference / np.maximum(np.abs(x), np.finfo(np.float32).tiny))
-        near = (difference <= atol * _sizes(x) + rtol * np.abs(x)) & (difference < np.inf)
+        near = (difference <= atol * _sizes(x, rounding) + rtol * np.abs(x)) & (difference < np.inf)
     within = same_special | near if rtol else same_special
     ok = bool(np.all(within))
     reason = "" if ok else f"{int(np.sum(~within))} of {x.size} values differ"
@@ -140,16 +146,19 @@ def compare(name: str, expected: Any, actual: Any, rtol: float, atol: float) -> 
     return OutputReport(name, b.shape, float(difference.max()), float(relative.max()), ok, reason, ulp, largest)
 
 
-def _sizes(x: np.ndarray) -> np.ndarray:
-    """The scale of the absolute tolerance: the largest number of each index of the last axis.
+def _sizes(x: np.ndarray, rounding: bool) -> np.ndarray:
+    """The scale of the absolute tolerance: the largest number of the row and of the index of the last axis, or 1.
 
-    Large numbers in one unit hide no difference in another. Small numbers may come from cancellation or a closed gate:
-    the magnitude is at least the median of all units, or 1 if that is larger, but at most the largest of all.
+    Large numbers hide no difference in other units and rows. rounding: the scale is the largest number of the index of
+    the last axis, and at least the median of all of these, because small numbers may come from cancellation.
     """
-    numbers = np.where(np.isfinite(x), np.abs(x), 0.0).reshape(-1, x.shape[-1] if x.ndim else 1)
-    units = numbers.max(axis=0)
-    least = min(float(units.max()), max(float(np.median(units)), 1.0))
-    return np.asarray(np.maximum(units, least)) if x.ndim else np.asarray(units[0])
+    if not x.ndim:
+        return np.asarray(np.abs(np.where(np.isfinite(x), x, 0.0)))
+    numbers = np.where(np.isfinite(x), np.abs(x), 0.0)
+    units = numbers.max(axis=tuple(range(x.ndim - 1)), keepdims=True)
+    least = max(float(np.median(units)), 1.0) if rounding else 1.0
+    sizes = units if rounding else np.minimum(units, numbers.max(axis=-1, keepdims=True))
+    return np.asarray(np.maximum(sizes, min(float(units.max()), least)))
 
 
 def _both_empty(expected: np.ndarray, actual: np.ndarray) -> bool:

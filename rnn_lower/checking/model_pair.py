@@ -84,12 +84,16 @@ class ModelPair:
             self.judge = f"{REFERENCE} ({refused})"
 
     def _compare_inputs(self) -> None:
-        """Raise RnnLowerError if an input of the models cannot have one type and shape in both."""
+        """Raise RnnLowerError if an input of the models cannot have one type and shape in both, or one lacks it."""
         inputs = {value.name: value for value in self.original.model.graph.inputs}
+        there = {value.name for value in self.lowered.model.graph.inputs}
         for value in self.lowered.model.graph.inputs:
             if value.name in inputs and not can_agree(inputs[value.name], value):
                 both = f"{declaration(inputs[value.name])} and {declaration(value)}"
                 raise RnnLowerError(f"the models have different inputs: '{value.name}' is {both}")
+        for value in required_inputs(self.original.model):
+            if value.name not in there:
+                raise RnnLowerError(f"the models have different inputs: only the original has '{value.name}'")
 
     def run(
         self, candidates: Iterable[Feeds], keep: Callable[[Feeds], None] = lambda _: None,
@@ -137,7 +141,7 @@ class ModelPair:
         if self._run_read is None:
             self._run_read = open_onnxruntime(self.original.copied(functools.partial(_return_values, nodes)))
         for node, x in zip(nodes.values(), self._run_read(feeds)[len(self.output_names) :], strict=True):
-            if not _is_finite(x):
+            if not np.isfinite(x.astype(np.float64)).all():
                 return f"{node.describe()} reads NaN or infinity"
         return ""
 

@@ -1,4 +1,4 @@
-"""Record how recurrent nodes ran: the numbers of steps and rows, and whether the rows had different lengths."""
+"""Record how recurrent nodes ran: steps, rows, whether these had different lengths, and whether an output shows it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import onnx
 
+from rnn_lower.checking.compare import identical
 from rnn_lower.checking.runners import Run, open_reference
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.ir.walk import recurrent_nodes
@@ -31,29 +32,42 @@ class NodeRun:
 class NodeRuns:
     """Observes the recurrent nodes of a model, in the order of `inspect`, on the reference evaluator.
 
-    Runtimes do not report the inputs of nodes. Nothing is observed if the evaluator cannot run the model.
+    Runtimes do not report the inputs of nodes. A run shows in the outputs if they change with the recurrent weights of
+    the node. Nothing is observed if the evaluator cannot run the model.
     """
 
     def __init__(self, document: Document, nodes: list[RecurrentNode]) -> None:
         self._document, self._nodes = document, nodes
         self._runs: dict[int, set[NodeRun]] = {}
+        self._shown: dict[int, set[NodeRun]] = {}
+        self._last: dict[int, set[NodeRun]] = {}
+        self._changed: int | None = None
         self._run: Run | None = None
 
     def observe(self, feeds: Feeds) -> None:
-        """Run the model once."""
+        """Run the model once, and again with other recurrent weights for each node that needs it."""
+        self._last, self._changed = {}, None
         try:
             if self._run is None:
                 self._run = open_reference(self._document, number_nodes, reference.operators(self._record))
-            self._run(feeds)
+            results = self._run(feeds)
+            for index in [index for index in self._last if not self.is_enough(index)]:
+                self._changed = index
+                if not identical(results, self._run(feeds)):
+                    self._shown.setdefault(index, set()).update(self._last[index])
         except Exception:  # the evaluator raises exceptions of any type
             return
 
-    def _record(self, node: onnx.NodeProto, x: np.ndarray, lengths: np.ndarray | None) -> None:
+    def _record(self, node: onnx.NodeProto, x: np.ndarray, lengths: np.ndarray | None) -> bool:
         index = next(int(entry.value) for entry in node.metadata_props if entry.key == INDEX)
+        if self._changed is not None:
+            return index == self._changed
         batch_first = any(attribute.name == "layout" and attribute.i for attribute in node.attribute)
         steps, rows = x.shape[1 if batch_first else 0], x.shape[0 if batch_first else 1]
         some = (steps,) if lengths is None else tuple(sorted({int(length) for length in lengths}))
-        self._runs.setdefault(index, set()).add(NodeRun(steps, rows, some))
+        for runs in (self._runs, self._last):
+            runs.setdefault(index, set()).add(NodeRun(steps, rows, some))
+        return False
 
     def describe(self, index: int) -> str:
         """The runs of a node, in words."""
@@ -64,13 +78,14 @@ class NodeRuns:
         return "; ".join(parts[:3]) or "did not run"
 
     def is_enough(self, index: int) -> bool:
-        """Whether a node ran with three steps and rows of different lengths, as far as its sizes allow."""
+        """Whether a run with three steps and rows of different lengths, as far as sizes allow, shows in the outputs."""
         node = self._nodes[index]
         steps = min(STEPS, node.seq_length) if isinstance(node.seq_length, int) else STEPS
         lengths = node.inputs.get("sequence_lens")
         is_fixed = lengths is None or (lengths.const_value is not None and not lengths.is_graph_input())
         least = 1 if is_fixed or node.batch_size == 1 or node.seq_length == 1 else 2
-        return any(run.steps >= steps and len(run.lengths) >= least for run in self._runs.get(index, ()))
+        runs = (self._runs if node.seq_length == 1 else self._shown).get(index, ())  # one step reads no state
+        return any(run.steps >= steps and len(run.lengths) >= least for run in runs)
 
 
 def number_nodes(model: onnx.ModelProto) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from rnn_lower.ir.walk import subgraphs
 from rnn_lower.proving.field import Array, Field
 
 
@@ -126,6 +127,18 @@ Operator = Callable[[Call], Any]
 
 NO_EFFECT = {"broadcast", "consumed_inputs", "momentum", "ratio", "round_mode", "saturate", "seed", "stash_type"}
 """Attributes that have no effect, or affect only rounding or training."""
+
+
+def attributes_key(node: ir.Node) -> str:
+    """A text that is the same only for nodes with the same attributes, except for bodies."""
+
+    def key(value: Any) -> Any:
+        if isinstance(value, ir.TensorProtocol):
+            return value.dtype, tuple(value.shape), value.tobytes()
+        return [*map(key, value)] if isinstance(value, (list, tuple)) else value
+
+    bodies = {name for name, _ in subgraphs(node)}
+    return repr(sorted((name, key(each.value)) for name, each in node.attributes.items() if name not in bodies))
 
 
 def check_attributes(call: Call) -> None:

@@ -109,7 +109,7 @@ def _at_length(known: Known, steps: int, left_out: set[str]) -> list[Sizes]:
     """The sizes to compare at one length of the sequence."""
     T, N, lengths = known.T, known.N, known.lengths
     if not known.has_lengths:
-        few = (1, 3) if known.weights <= LARGE or T is not None else (1 + 2 * (steps % 2),)
+        few = (1, 3) if known.weights <= LARGE or T is not None or known.compared > 1 else (1 + 2 * (steps % 2),)
         rows = (N,) if N is not None else (5,) if steps in known.longer else few
         return [(steps, count, None) for count in rows]
     if lengths is not None:
@@ -144,7 +144,8 @@ def _vectors(T: int, N: int | None, all_up_to: int) -> list[tuple[int, ...]]:
     if len(lengths) ** rows <= all_up_to:
         return [*alone, *itertools.product(lengths, repeat=rows)]
     if N is None:
-        return [*alone[-2:], tuple(lengths), tuple(lengths[::-1])]
+        rotated = [tuple(lengths[start:] + lengths[:start]) for start in range(len(lengths))]
+        return [*alone[-2:], *(rotated if all_up_to and T <= SHORT else rotated[:1]), tuple(lengths[::-1])]
     uniform = [(length,) * rows for length in lengths] if rows > 1 else []
     distance = 1 if T <= SHORT else rows  # each row has each length, or some row has each length
     return uniform + [

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import collections
 import hashlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import onnx_ir as ir
 
 from rnn_lower.ir.traits import RANDOM
 from rnn_lower.ir.walk import constant, content_key, nodes, subgraphs
-from rnn_lower.proving.call import OutOfScopeError
+from rnn_lower.proving.call import OutOfScopeError, attributes_key
 from rnn_lower.transforms.evaluate import computed_constants
 
 Key = bytes
@@ -52,8 +52,8 @@ def congruence_keys(model: ir.Model, equal: Collection[str | None]) -> dict[ir.G
         for node in graph:
             inner = [(name, body, of_body(body, depth + 1)) for name, body in subgraphs(node)]
             own = node.name if node.op_type in RANDOM else ""
-            operands = [of_value(value) for value in node.inputs]
-            key = _key(node.op_identifier(), own, operands, [(a, k) for a, _, k in inner], sorted(_attributes(node)))
+            operands = [*map(of_value, node.inputs), len(node.outputs)]  # of a Split, the number decides the sizes
+            key = _key(node.op_identifier(), own, operands, [(a, k) for a, _, k in inner], attributes_key(node))
             keys.update({value: _key(key, index) for index, value in enumerate(node.outputs)})
             found[node] = key
             found.update({body: _key(key, name) for name, body, _ in inner})
@@ -68,12 +68,6 @@ def named_outside_loops(model: ir.Model) -> set[str]:
     count = collections.Counter(name for name, _ in places)
     repeating = {scope.graph for _, scope in places if any(map(scope.lies_in, ("Loop", "Scan", "SequenceMap")))}
     return {name for name, scope in places if count[name] == 1 and scope.graph not in repeating}
-
-
-def _attributes(node: ir.Node) -> Iterator[bytes]:
-    """The attributes of a node other than bodies."""
-    held = {name for name, _ in subgraphs(node)}
-    yield from (ir.to_proto(a).SerializeToString() for name, a in node.attributes.items() if name not in held)
 
 
 def _key(*parts: object) -> Key:

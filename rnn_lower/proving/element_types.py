@@ -12,6 +12,8 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import LITERALS, schema_of
+from rnn_lower.ir.traits import DATA_MOVEMENT
+from rnn_lower.ir.walk import subgraphs
 from rnn_lower.proving.call import OutOfScopeError, WrongError, cast_type
 
 DType = ir.DataType | None
@@ -24,6 +26,9 @@ WIDENINGS = {
 }  # fmt: skip
 
 HALVES = (_F.FLOAT16, _F.BFLOAT16)
+
+MOVES = (*DATA_MOVEMENT, "Cast", "ConstantOfShape", "Shape", "Tile", "Where")
+"""Operators that compute no floats."""
 
 WIDE_INTEGERS = (_F.INT32, _F.INT64)
 """Integers that sizes do not let wrap around; the proof computes without limits."""
@@ -48,7 +53,8 @@ class ElementTypes:
 
     def __init__(self, inputs: Mapping[ir.Value, DType], dtype: DType, opset: int) -> None:
         self._types: dict[ir.Value, DType] = dict(inputs)
-        self._dtype, self._opset = dtype, opset
+        self._dtype, self._opset, self._loops = dtype, opset, 0
+        self._rounded: set[ir.Value | None] = set()
 
     def dtype_of(self, value: ir.Value | None) -> DType:
         """The element type of a constant or of a value that was inferred before."""
@@ -68,6 +74,9 @@ class ElementTypes:
             types = self._results(node)
             for value, dtype in zip(node.outputs, types, strict=False):
                 self.declare(value, dtype)
+            results = (value for _, body in subgraphs(node) for value in body.outputs)
+            if not self._rounded.isdisjoint((*node.inputs, *results)):
+                self._rounded.update(node.outputs)
 
     def declare(self, value: ir.Value, dtype: DType) -> None:
         """Set the type of a value. Raises WrongError if the model declares another type."""
@@ -116,6 +125,10 @@ class ElementTypes:
             if dtype == _F.DOUBLE and self._dtype not in (dtype, None) and node.op_type != "Cast":
                 text = f"{node.op_type} '{node.name}' computes in double, but the node in {_name(self._dtype)}"
                 raise WrongError(f"{text}; runtimes lack some of the kernels")
+            if dtype in HALVES and node.op_type not in MOVES:
+                raise WrongError(
+                    f"{node.op_type} '{node.name}' rounds to {_name(dtype)}, but lowered nodes compute in float"
+                )
             if f"tensor({_name(dtype)})" not in formal.types:
                 text = f"{node.op_type} '{node.name}' has an input of type {_name(dtype)}"
                 raise WrongError(f"{text}, which opset {self._opset} does not allow")
@@ -129,6 +142,12 @@ class ElementTypes:
         goal = cast_type(node.attributes["to"].value)
         if source is None or not (source.is_floating_point() and goal.is_floating_point()):
             return goal
+        if goal not in HALVES and node.inputs[0] in self._rounded:
+            raise WrongError(f"Cast '{node.name}' continues with a value that was rounded to {_name(source)}")
+        if goal in HALVES and source != goal:
+            if self._loops:
+                raise WrongError(f"Cast '{node.name}' rounds to {_name(goal)} in each step")
+            self._rounded.add(node.outputs[0])
         if not is_exact(source, goal, (self._dtype,)):
             raise WrongError(f"Cast '{node.name}' rounds from {_name(source)} to {_name(goal)}")
         return goal
@@ -150,7 +169,12 @@ class ElementTypes:
         body = node.attributes["body"].as_graph()
         for value, dtype in zip(body.inputs, operands, strict=False):
             self.declare(value, dtype or value.dtype)
+        self._rounded.update(
+            inner for inner, outer in zip(body.inputs, node.inputs, strict=False) if outer in self._rounded
+        )
+        self._loops += 1
         self.follow(body)
+        self._loops -= 1
         results = [self._declared(value) for value in body.outputs][first:]
         starts = operands[len(operands) - len(body.inputs) :][2 * first :]
         for before, after in zip(starts, results[:states], strict=False):

@@ -22,6 +22,7 @@ from rnn_lower.proving.call import (
     Operator,
     OutOfScopeError,
     WrongError,
+    attributes_key,
     cast_type,
     element_type,
 )
@@ -35,8 +36,8 @@ OF_ANY_NUMBER = ("Max", "Mean", "Min", "Sum")
 
 def pointwise(call: Call) -> Array:
     """Return a random function of the elements at each position."""
-    attributes = sorted((name, repr(value)) for name, value in call.all_attributes().items())
-    name, (first, *rest) = f"{call.node.op_type} {attributes}", call.elements()
+    call.all_attributes()  # marks them as read
+    name, (first, *rest) = f"{call.node.op_type} {attributes_key(call.node)}", call.elements()
     result = call.field.function(name, first)
     for operand in rest:
         result = call.field.function(name, call.field.add(call.field.function("next", result), operand))

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import WITH_BODIES
-from rnn_lower.ir.walk import known_tensor
+from rnn_lower.ir.walk import constant, known_tensor
 from rnn_lower.lowering.node import Dim
 from rnn_lower.proving.call import Call, OutOfScopeError, UndefinedError, WrongError, cast_type, element_type
 from rnn_lower.proving.elementwise import bounds_of
@@ -23,6 +23,9 @@ from rnn_lower.proving.interpreter import Graph, Interpreter, check_shape
 
 COMPARE = ("Less", "Greater", "Max", "Min", "Add", "Sub")
 """Operators that can make a graph behave differently beyond some length."""
+
+COPIES = ("Cast", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
+"""Operators whose results are elements of their first input."""
 
 AT_AN_END = (-1, 0, 1)
 """Starts and ends of a Slice of the first or the last position, and indices of a Gather of them."""
@@ -38,12 +41,40 @@ def _binary(call: Call) -> str:
     a, b = call[0], call[1]
     if a.dtype != b.dtype:
         raise WrongError(f"the operands of {call.label} have different types, {element_type(a)} and {element_type(b)}")
+    if call.node.op_type == "Div" and a.dtype == np.uint64:
+        return _reciprocal(call)
     # A quotient may first differ, and a product may first wrap, at a longer length.
     longer = call.node.op_type in ("Div", "Mul") and a.dtype == np.int64
     unsupported = a.dtype == np.bool_ or longer
     return (
         f"{call.label} has operands of type {element_type(a)}, which the proof does not support" if unsupported else ""
     )
+
+
+def _reciprocal(call: Call) -> str:
+    """A division of floats, which random elements never divide by zero."""
+    divisor = call.node.inputs[-1]
+    array = constant(divisor)
+    never_zero = bool(np.all(array)) if array is not None else _is_positive(divisor)
+    return "" if never_zero else f"{call.label} divides by a number that may be zero"
+
+
+def _is_positive(value: ir.Value | None, least: float = 1e-30) -> bool:
+    """Whether a value is never below `least`, by the operators that compute it."""
+    array = constant(value)
+    node = None if value is None else value.producer()
+    if array is not None:
+        return bool(np.all(array >= least))
+    if node is None:
+        return False
+    if node.op_type in ("Abs", "Exp", "Relu", "Sigmoid"):
+        return not least
+    if node.op_type == "Add":
+        a, b = node.inputs
+        return any(_is_positive(x, least) and _is_positive(y, 0) for x, y in ((a, b), (b, a)))
+    if node.op_type == "Max":
+        return any(_is_positive(operand, least) for operand in node.inputs)
+    return node.op_type in COPIES and _is_positive(node.inputs[0], least)
 
 
 def _float(call: Call) -> str:
@@ -54,6 +85,8 @@ def _float(call: Call) -> str:
 def _clip(call: Call) -> str:
     if None not in bounds_of(call):  # constant bounds with min <= max were matched by `algebraic_patterns`
         raise WrongError(f"a bound of {call.label} is not a constant, or min is greater than max")
+    if any(bound.ndim for bound in bounds_of(call) if bound is not None):
+        raise WrongError(f"a bound of {call.label} is not a scalar")
     return _float(call)
 
 
@@ -147,7 +180,7 @@ USES: dict[str, Callable[[Call], str]] = {
     **dict.fromkeys(("Add", "Div", "Greater", "Less", "Max", "Min", "Mul", "Sub"), _binary),
     "Abs": _float, "Cast": _cast, "Clip": _clip, "Conv": _conv, "MatMul": _matmul, "Neg": _float,
     "Range": _range, "Slice": _slice, "Tile": _tile, "Transpose": _transpose, "ConstantOfShape": _constant_of_shape,
-    "Where": _where,
+    "Reciprocal": _reciprocal, "Where": _where,
 }  # fmt: skip
 """Checks that return the reason why a use is out of scope, or "". They raise WrongError if no runtime supports it."""
 
@@ -175,11 +208,35 @@ POSITIONS = {"Gather": _gathered, "Slice": _sliced, "Split": _divided}
 
 EMITTED = {
     *USES, *WITH_BODIES, "Concat", "Constant", "Elu", "Exp", "Gather", "Gemm",
-    "HardSigmoid", "Identity", "LeakyRelu", "Log", "NonZero", "Reciprocal", "Relu",
+    "HardSigmoid", "Identity", "LeakyRelu", "Log", "NonZero", "Relu",
     "Reshape", "Shape", "Sigmoid", "Softplus", "Softsign", "Split", "Squeeze", "Tanh", "ThresholdedRelu",
     "Unsqueeze",
 }  # fmt: skip
 """The operators that lowering may emit."""
+
+
+class Observed:
+    """What nodes did in all comparisons.
+
+    margins: by comparison of two computed integers, their differences.
+    positions: by node and axis, the sizes of the axis, and computed positions in it.
+    """
+
+    def __init__(self) -> None:
+        self.margins: dict[ir.Node, set[int]] = collections.defaultdict(set)
+        self.positions: dict[tuple[ir.Node, int], set[tuple[int, int]]] = collections.defaultdict(set)
+
+    def check(self) -> None:
+        """Raise OutOfScopeError if a node may do at other sizes what it did in no comparison."""
+        for node, seen in self.margins.items():
+            if len(seen) > 1 and not (0 in seen and seen & {-1, 1}):
+                text = f"{node.op_type} '{node.name}' compares integers"
+                raise OutOfScopeError(f"{text} that were never equal and never differed by 1")
+        for (node, axis), pairs in self.positions.items():
+            sizes, most = {size for size, _ in pairs}, max(position for _, position in pairs)
+            if len(sizes) == 1 and most < max(sizes) - 1:
+                text = f"{node.op_type} '{node.name}' selects from axis {axis} of size {max(sizes)}"
+                raise OutOfScopeError(f"{text} at computed positions, of which the largest was {most}")
 
 
 class EmittedInterpreter(Interpreter):
@@ -187,12 +244,14 @@ class EmittedInterpreter(Interpreter):
 
     longest: the largest length that is compared, if the model leaves a size open.
     symbols: the sizes by symbolic name, or None for ambiguous names.
+    most_work: the most products and elements to compute in one run.
     most_carried: the most floats that all loops together may carry from step to step: the states of the node.
-    margins: by comparison of two computed integers, their differences in all runs.
+    observed: what nodes did in all comparisons; interpreters may share it.
     recorded: None, or a list to which every computed array of field elements is appended.
     """
 
     longest: int | None = None
+    most_work = 1 << 40
     most_carried = 0
     recorded: list[Array] | None = None
 
@@ -202,10 +261,10 @@ class EmittedInterpreter(Interpreter):
         self._bounds: dict[ir.Node, list[int]] = {}
         self._counting: dict[ir.Node, list[int]] = {}
         self._sizes: dict[ir.Node, tuple[int, ...]] = {}
-        self.margins: dict[ir.Node, set[int]] = collections.defaultdict(set)
+        self.observed, self._work = Observed(), 0
 
     def run(self, graph: Graph, inputs: Mapping[ir.Value, Array]) -> list[Array]:
-        self._carried = 0
+        self._carried = self._work = self.field.products = 0
         try:
             return super().run(graph, inputs)
         except UndefinedError as error:
@@ -221,6 +280,9 @@ class EmittedInterpreter(Interpreter):
 
     def _execute(self, node: ir.Node) -> Sequence[Array]:
         results = super()._execute(node)
+        self._work += sum(result.size for result in results)
+        if self._work + self.field.products > self.most_work:
+            raise OutOfScopeError(f"the graph computes more than {self.most_work} products and elements")
         if node.op_type in ("Add", "Sub") and results[0].dtype != np.bool_:
             self._check_sum(node, results[0])
         if node.op_type in WITH_BODIES and len(results) != len(node.outputs):
@@ -259,7 +321,7 @@ class EmittedInterpreter(Interpreter):
             elif node.op_type not in ("Add", "Sub"):
                 self._check_integers(call, self.longest + 1)  # a length may exceed the number of steps by 1
                 if not any(map(self._is_constant, node.inputs)):  # of constants, all lengths up to them are compared
-                    self.margins[node] |= {*np.unique(call[0] - call[1]).tolist()}
+                    self.observed.margins[node] |= {*np.unique(call[0] - call[1]).tolist()}
         return super()._compute(call)
 
     def _check_positions(self, call: Call) -> None:
@@ -267,6 +329,8 @@ class EmittedInterpreter(Interpreter):
         sizes = self._sizes.setdefault(call.node, call[0].shape)
         for axis, operand, position in POSITIONS[call.node.op_type](call):
             is_constant = operand >= len(call.node.inputs) or self._is_constant(call.node.inputs[operand])
+            if self.longest is not None and not is_constant:
+                self.observed.positions[call.node, axis] |= {(call[0].shape[axis], abs(position))}
             is_beyond = position not in AT_AN_END and abs(position) < (1 << 31) - 1
             if is_constant and is_beyond and sizes[axis] != call[0].shape[axis]:
                 raise OutOfScopeError(

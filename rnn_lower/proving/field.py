@@ -28,11 +28,13 @@ class Field:
     """The integers modulo a prime between 2^30 and 2^31; `seed` determines the prime and the random functions.
 
     symbols: the NaN and infinities that were embedded, which obey no law of arithmetic.
+    products: the number of multiplications in products of matrices.
     """
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self.symbols: set[str] = set()
+        self.products = 0
         self._numbers: dict[float, Array] = {}
         self._keys: dict[str, np.uint64] = {}
         self._rng = np.random.default_rng(seed)
@@ -124,6 +126,7 @@ class Field:
     def matmul(self, a: Array, b: Array) -> Array:
         """The product of a [..., K] and b [K, M], by exact float64 products."""
         rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
+        self.products += rows.size * b.shape[1]
         total: Array = np.zeros((len(rows), b.shape[1]), np.uint64)
         for start in range(0, rows.shape[1], _DEPTH):
             total = self.add(total, self._product(rows[:, start : start + _DEPTH], b[start : start + _DEPTH]))

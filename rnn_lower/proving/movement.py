@@ -141,7 +141,7 @@ def _gather(call: Call) -> Array:
             f"the indices of {call.label} are computed from floating-point values; the proof supports "
             "this only if the data is floating-point and the axis is 0"
         )
-    name = f"row of {hashlib.blake2b(np.ascontiguousarray(table).tobytes()).hexdigest()} at"
+    name = f"row of {table.shape} {hashlib.blake2b(np.ascontiguousarray(table).tobytes()).hexdigest()} at"
     columns = [call.field.function(f"{name} {column}", indices) for column in range(table[:1].size)]
     return np.stack(columns, -1).reshape(*indices.shape, *table.shape[1:])
 

@@ -12,6 +12,7 @@ from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, newest_opset, unfit
 from rnn_lower.ir.walk import nodes
+from rnn_lower.lowering.activations import ACTIVATIONS
 from rnn_lower.lowering.node import display_name
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
@@ -67,13 +68,21 @@ def _invalid_node(document: Document) -> str:
     return ""
 
 
-def _without_hidden_size(model: onnx.ModelProto) -> set[str]:
-    """Recurrent nodes without the attribute hidden_size, by output: onnxruntime requires it, although ONNX does not."""
+def _refused_nodes(model: onnx.ModelProto) -> set[str]:
+    """Recurrent nodes that onnxruntime refuses for an attribute, although ONNX does not, by output."""
     own = (node for holder in protobuf.holders(model) for node in holder.node if node.domain in DEFAULT_DOMAINS)
-    return {
-        name for node in own if node.op_type in OP_TYPES for name in node.output
-        if name and not any(attribute.name == "hidden_size" for attribute in node.attribute)
-    }  # fmt: skip
+    refused = (node for node in own if node.op_type in OP_TYPES and _is_refused(node))
+    return {name for node in refused for name in node.output if name}
+
+
+def _is_refused(node: onnx.NodeProto) -> bool:
+    attributes = {attribute.name: attribute for attribute in node.attribute}
+    if node.op_type == "RNN":
+        names = attributes["activations"].strings if "activations" in attributes else ()
+        return "hidden_size" not in attributes or any(
+            name.decode(errors="replace") not in ACTIVATIONS for name in names
+        )
+    return "hidden_size" not in attributes or ("clip" in attributes and attributes["clip"].f == 0)
 
 
 def _unknown_opsets(model: onnx.ModelProto) -> set[str]:
@@ -185,7 +194,7 @@ def _bodies(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
 
 
 _FAULTS: Mapping[str, Callable[[onnx.ModelProto], set[str]]] = {
-    "the recurrent node that computes '{}' has no attribute hidden_size": _without_hidden_size,
+    "onnxruntime refuses the attributes of the recurrent node that computes '{}'": _refused_nodes,
     "the model imports opset {}, which the installed onnx does not define": _unknown_opsets,
     "a body contains a declaration of '{}', but does not compute this value": _redeclared_values,
     "the declaration of '{}' has no tensor element type": _untyped_values,

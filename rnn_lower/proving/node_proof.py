@@ -15,9 +15,9 @@ import onnx_ir as ir
 from rnn_lower.ir.walk import constant, is_quantized, known_tensor, subgraphs
 from rnn_lower.proving import equations, float_run
 from rnn_lower.proving.call import OutOfScopeError, WrongError, element_type
-from rnn_lower.proving.cases import LENGTHS, Case, Known, choose_cases
+from rnn_lower.proving.cases import LARGE, LENGTHS, Case, Known, choose_cases
 from rnn_lower.proving.constant_inputs import content
-from rnn_lower.proving.emitted import EmittedInterpreter, symbol_sizes
+from rnn_lower.proving.emitted import EmittedInterpreter, Observed, symbol_sizes
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.interpreter import NoStepsError, check_time
 from rnn_lower.proving.program import Program
@@ -34,6 +34,9 @@ different arguments agree at a random point with a probability of at most 64 / 2
 A difference of constants, an integer of fewer than 4500 bits times a power of two, has fewer than 150 prime factors of
 31 bits, among 4.8 * 10^7 such primes.
 """
+
+MOST_WORK, MOST_TIMES = 1 << 31, 64
+"""The most products and elements that a graph may compute: a constant, and in proportion to the node's own products."""
 
 SCALES = (1.0, 100.0, 0.0)
 """Standard deviations of the inputs with which both sides run in floats."""
@@ -215,7 +218,7 @@ class _Comparison:
         """The first difference between the two sides, or None."""
         cases: dict[int, list[Case]] = collections.defaultdict(list)
         executed = set[ir.Graph]()
-        margins: dict[ir.Node, set[int]] = collections.defaultdict(set)
+        observed = Observed()
         for case in self._cases:
             cases[case.point].append(case)
         for point in range(self.points):
@@ -223,7 +226,7 @@ class _Comparison:
             field = Field(self._seed * 1000 + point)
             limits = () if self._node.limit is None else (self._node.limit,)
             interpreter = EmittedInterpreter(field, limits, self._deadline)
-            interpreter.longest = self._known.longest
+            interpreter.longest, interpreter.observed = self._known.longest, observed
             for case in cases[point]:
                 check_time(self._deadline)
                 reason = self._compare(interpreter, case, folded)
@@ -231,13 +234,7 @@ class _Comparison:
                     return reason
             interpreter.check_counting()
             executed |= interpreter.executed
-            for node, seen in interpreter.margins.items():
-                margins[node] |= seen
-        for node, seen in margins.items():
-            if len(seen) > 1 and not (0 in seen and seen & {-1, 1}):
-                raise OutOfScopeError(
-                    f"{node.op_type} '{node.name}' compares integers that were never equal and never differed by 1"
-                )
+        observed.check()
         # Constant lengths leave the empty sequence out, for which a branch may be meant.
         steps = {case.T for case in self._cases}
         is_complete = self._length is not None or 0 in steps
@@ -259,6 +256,8 @@ class _Comparison:
         interpreter.symbols = symbol_sizes((self._shapes[name], array.shape) for name, array in arrays.items())
         directions, _, hidden_size = arrays["R"].shape
         interpreter.most_carried = (1 + (self._node.op == "LSTM")) * directions * case.N * hidden_size
+        features, weights = arrays["X"].shape[-1] + hidden_size, arrays["R"].size // hidden_size
+        interpreter.most_work = MOST_WORK + MOST_TIMES * case.T * case.N * features * weights
         try:
             right = interpreter.run(self._program, values)
         except NoStepsError:
@@ -294,7 +293,10 @@ class _Comparison:
             return None
         varied = max(short, key=lambda case: (len({*(case.lengths or ())}), case.T))
         full, long = max(short, key=lambda case: (case.T, sum(case.lengths or ()))), max(cases, key=lambda case: case.T)
-        runs = [*((varied, scale) for scale in SCALES), *((case, SCALES[0]) for case in (full, long) if case != varied)]
+        sized = cases if self._known.weights <= LARGE else []
+        each = {size: case for case in sized for size in (("T", case.T), ("N", case.N))}
+        others = dict.fromkeys((full, long, *each.values()))
+        runs = [*((varied, scale) for scale in SCALES), *((case, SCALES[0]) for case in others if case != varied)]
         rng = np.random.default_rng(self._seed)
         try:
             run = float_run.runner(self._program, self._counterparts.values())

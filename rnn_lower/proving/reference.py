@@ -64,8 +64,11 @@ def run(op: str, inputs: Sequence[Array | None], attributes: Mapping[str, Any]) 
     return [np.ascontiguousarray(results[name]).astype(dtype) for name in names]
 
 
-Record = Callable[[onnx.NodeProto, Array, Array | None], None]
-"""Called with a node, its X and its sequence_lens."""
+Record = Callable[[onnx.NodeProto, Array, Array | None], bool]
+"""Called with a node, its X and its sequence_lens; returns whether to compute with other recurrent weights."""
+
+OTHER = 0.7310585786
+"""The sum of the recurrent weights and the others: no weight stays as it is, or changes only its sign."""
 
 Kernel = Callable[..., Sequence[Array]]
 """(node, *inputs) -> outputs"""
@@ -85,12 +88,13 @@ def operator(op_type: str, kernel: Kernel, domain: str = "") -> type[OpRun]:
     return Operator
 
 
-def operators(record: Record = lambda *_: None) -> tuple[type[OpRun], ...]:
+def operators(record: Record = lambda *_: False) -> tuple[type[OpRun], ...]:
     """RNN, GRU, LSTM, and onnxruntime's DynamicQuantizeLSTM without rounded products. record: see `Record`."""
 
     def kernel(node: onnx.NodeProto, *inputs: Any) -> list[Array]:
-        record(node, inputs[0], inputs[4] if len(inputs) > 4 else None)
-        op, held = ("LSTM", _dequantized(inputs)) if node.op_type == QUANTIZED else (node.op_type, inputs)
+        op, held = ("LSTM", _dequantized(inputs)) if node.op_type == QUANTIZED else (node.op_type, list(inputs))
+        if record(node, inputs[0], inputs[4] if len(inputs) > 4 else None):
+            held[2] = OTHER - held[2]
         return run(op, held, attributes_of(node))[: len(node.output)]
 
     return (*(operator(op, kernel) for op in OP_TYPES), operator(QUANTIZED, kernel, "com.microsoft"))

@@ -47,7 +47,8 @@ class CheckReport:
     judge, runner: the runtimes of the original and of the lowered model.  runs: the number of runs.
     nothing_compared: why equal outputs prove nothing; empty if they do prove something.
     changed: other differences between the files; set only if one file was lowered from the other.
-    unreached: recurrent nodes that are not proved and did not run three steps with rows of different length.
+    unreached: recurrent nodes that are not proved, and of which no output shows three steps with rows of different
+    length.
     located: nodes that a proof found to be different functions, with the step and the gate of the first difference.
     proved: names of the nodes that were proved before.  runs_of_unproved: how the other replaced nodes ran.
     counterexample: the file with inputs for which the outputs differ.
@@ -110,8 +111,8 @@ class CheckReport:
             failed = f"NOTHING COMPARED ({self.nothing_compared})"
         elif dataclasses.replace(self, unreached=()).ok:
             failed = (
-                f"NOTHING COMPARED for {number_of(len(self.unreached))} without a proof, because no run had at least "
-                "three steps and batch rows of different lengths; provide such inputs (--inputs X.npz)"
+                f"NOTHING COMPARED for {number_of(len(self.unreached))} without a proof, because no output shows a "
+                "run with three steps and batch rows of different lengths; provide such inputs (--inputs X.npz)"
             )
         nodes = len(self.proved) + len(self.runs_of_unproved)
         counts = f"{len(self.proved)} of {number_of(nodes, 'replaced node')} proved, {number_of(self.runs, 'run')}"

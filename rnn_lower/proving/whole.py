@@ -49,7 +49,7 @@ from rnn_lower.transforms.inline import inlined
 TRIED_NUMBERS = 256
 """The maximum number of compared constants to try as integer inputs."""
 
-SCALES = (1.0, 1.0, 1.0, 100.0)
+SCALES = (1.0, 1.0, 0.0, 1.0, 100.0)
 """Standard deviations of the inputs with which both models run in floats."""
 
 INTEGER_DRAWS, LARGE_DRAWS, NUMBER_DRAWS = 12, 16, 8

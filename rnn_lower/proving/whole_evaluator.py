@@ -20,7 +20,7 @@ from rnn_lower.ir.traits import DATA_MOVEMENT, ELEMENTWISE, RANDOM
 from rnn_lower.ir.walk import subgraphs
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
-from rnn_lower.proving.call import OutOfScopeError, WrongError
+from rnn_lower.proving.call import OutOfScopeError, WrongError, attributes_key
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.integer_flow import IntegerFlow
 from rnn_lower.proving.movement import MOVED_BY_ONNX
@@ -179,7 +179,7 @@ class WholeEvaluator(ModelInterpreter):
         if own and node.op_type not in (*MOVES, *RINGS) and any(map(self._is_whole, node.inputs, operands)):
             return self._unknown(node, operands)
         if own and node.op_type in CASTS and self._rounds(node, operands[0]) and operands[0] is not None:
-            return [self.field.function(f"Cast to {self._goal(node)} {_attributes(node)}", operands[0])]
+            return [self.field.function(f"Cast to {self._goal(node)} {attributes_key(node)}", operands[0])]
         try:
             return super()._results(node)
         except SmallInputError as error:
@@ -216,15 +216,15 @@ class WholeEvaluator(ModelInterpreter):
                 table = self._table(node, pairs[0][0])
                 self.field.symbols |= {f"Gather of row {row} ({table})" for row in np.unique(pairs[1][0])}
         elif is_hard:
-            self.field.symbols.add(f"{op} of integers ({_digest(_attributes(node), [array for array, _ in pairs])})")
+            self.field.symbols.add(f"{op} of integers ({_digest(attributes_key(node), [array for array, _ in pairs])})")
 
     def _table(self, node: ir.Node, array: Array) -> str:
         """The digest of the table of a Gather; that of a constant is computed once, not at each step."""
         value = node.inputs[0]
         if value not in self._constants:
-            return _digest(_attributes(node), [array])
+            return _digest(attributes_key(node), [array])
         if node not in self._tables:
-            self._tables[node] = _digest(_attributes(node), [array])
+            self._tables[node] = _digest(attributes_key(node), [array])
         return self._tables[node]
 
     def _watch_constants(self, arrays: Iterable[Array]) -> None:
@@ -244,7 +244,7 @@ class WholeEvaluator(ModelInterpreter):
             if flow:
                 beyond |= np.abs(self.field.signed(array) if array.dtype == np.uint64 else array.astype(np.int64)) > 1
         rows = np.stack([array[beyond].astype(np.int64) for array in arrays], axis=-1)
-        kind = f"{node.op_type} {_attributes(node)}"
+        kind = f"{node.op_type} {attributes_key(node)}"
         self.field.symbols |= {f"{kind} of {row}" for row in map(tuple, np.unique(rows, axis=0).tolist())}
 
     def _is_hard(self, array: Array | None) -> bool:
@@ -290,6 +290,9 @@ class WholeEvaluator(ModelInterpreter):
         """Run an operator on known numbers with onnx's evaluator."""
         self._limit_size(node, numbers)
         typed = [self._typed(value, array) for value, array in zip(node.inputs, numbers, strict=True)]
+        divisor = typed[1] if node.op_type in ("Div", "Mod") else None
+        if divisor is not None and divisor.dtype.kind in "iu" and not divisor.all():
+            raise NotRunError(f"{node.op_type} '{node.name}' divides an integer by zero")
         try:
             with np.errstate(all="ignore"):
                 results = evaluate_node(node, typed, self._graph.opset)
@@ -308,7 +311,7 @@ class WholeEvaluator(ModelInterpreter):
         """Return random elements, keyed by all operands, in the inferred shapes."""
         dtypes = [None if value is None else self._shape_info.dtype(value) for value in node.inputs]
         integers = [dtype for dtype in dtypes if dtype is not None and dtype.is_integer()]  # they differ in their range
-        seed = _digest(f"{node.domain} {node.op_type} {_attributes(node)} {integers}", operands)
+        seed = _digest(f"{node.domain} {node.op_type} {attributes_key(node)} {integers}", operands)
         return [
             self.field.function(f"unknown {seed} {index}", np.arange(math.prod(shape), dtype=np.uint64)).reshape(shape)
             for index, shape in enumerate(self._shapes(node, operands))
@@ -339,11 +342,6 @@ class WholeEvaluator(ModelInterpreter):
         if any(shape is None or None in shape for shape in shapes):
             raise OutOfScopeError(f"the output shape of {node.op_type} '{node.name}' is unknown")
         return [tuple(size for size in shape or () if size is not None) for shape in shapes]
-
-
-def _attributes(node: ir.Node) -> str:
-    held = [(name, attribute.value) for name, attribute in node.attributes.items()]
-    return repr(sorted((name, value.tobytes() if hasattr(value, "tobytes") else repr(value)) for name, value in held))
 
 
 def _digest(text: str, arrays: Iterable[Array | None]) -> str:

@@ -69,14 +69,14 @@ def _free(value: ir.Value) -> list[str]:
 
 
 def small_sizes(model: ir.Model) -> Iterator[dict[str, int]]:
-    """Yield small values for the free sizes of the inputs, by name: growing, equal, falling, and with one doubled."""
+    """Yield small values for the free sizes of the inputs, by name: growing, equal, falling, and with another one."""
     free = list(dict.fromkeys(name for value in model.graph.inputs for name in _free(value)))
     for size in SIZES if free else SIZES[:1]:
         yield {name: size + index if size else 0 for index, name in enumerate(free)}
     for size in SIZES[:1] if len(free) > 1 else ():
         yield dict.fromkeys(free, size)
         yield {name: size + index for index, name in enumerate(reversed(free))}
-        yield from ({**dict.fromkeys(free, 2), name: 4} for name in free)
+        yield from ({**dict.fromkeys(free, 2), name: other} for name in free for other in (4, 1))
 
 
 def long_sizes(model: ir.Model) -> Iterator[dict[str, int]]:
@@ -115,9 +115,8 @@ def _counted_numbers(models: Sequence[ir.Model], operators: Collection[str] | No
 def sizes_at_limits(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Yield sizes at and around a few of the constants with which a node compares."""
     limits = _counted_numbers(models, COMPARE)
-    near = {limit + more for limit in limits if 0 < limit <= FEW_COUNTED for more in (-1, 0, 1)} - {*SIZES}
-    for number, name in itertools.product(sorted(near)[:MOST_LIMITS], sizes):
-        yield {**dict.fromkeys(sizes, 2), name: number}
+    near = {limit + more for limit in limits if 0 < limit <= FEW_COUNTED for more in (-1, 0, 1)}
+    yield from _new_sizes(models[0], sizes, sorted(near)[:MOST_LIMITS])
 
 
 def comparing_large_numbers(model: ir.Model) -> set[ir.Node]:
@@ -150,10 +149,17 @@ def sizes_beyond_all(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> It
         raise OutOfScopeError(
             f"a node compares a size with the constant {large[-1]}; the proof supports constants up to {MOST_COUNTED}"
         )
-    near = {number + more for number in numbers if 0 < number <= max(SIZES) for more in (0, 1)} - {*SIZES}
+    near = {number + more for number in numbers if 0 < number <= max(SIZES) for more in (0, 1)}
     beyond = [number + more for number in large[-MOST_LIMITS:] for more in (0, 2)]
-    for number, name in itertools.product((*sorted(near), *beyond, ANY_COUNT), sizes):
-        yield {**dict.fromkeys(sizes, 2), name: number}
+    yield from _new_sizes(models[0], sizes, [*sorted(near), *beyond, ANY_COUNT])
+
+
+def _new_sizes(model: ir.Model, names: Iterable[str], numbers: Iterable[int]) -> Iterator[dict[str, int]]:
+    """Yield sizes of which one is a number that it is not among the small sizes, and the others are 2."""
+    tried = list(small_sizes(model))
+    for number, name in itertools.product(numbers, names):
+        if number not in {sizes[name] for sizes in tried}:
+            yield {**dict.fromkeys(names, 2), name: number}
 
 
 def _sized(value: ir.Value, sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import onnxruntime
 
+from rnn_lower.lowering.activations import ACTIVATIONS
 from rnn_lower.lowering.node import RecurrentNode
 
 
@@ -24,6 +25,8 @@ def refused_by_onnxruntime(node: RecurrentNode) -> str | None:
     if node.op_type == "RNN" and _before(1, 29) and _needs_defaults(node):
         text = "an RNN activation whose alpha or beta is not set"
         return f"{text}, for which onnxruntime before version 1.29 uses wrong defaults"
+    if node.op_type == "RNN" and not _names(node) <= ACTIVATIONS.keys():
+        return "an RNN activation that is not written as in ONNX"
     if "hidden_size" not in attributes:
         return "hidden_size missing"
     if node.op_type != "RNN" and "clip" in attributes and node.clip is None:
@@ -38,7 +41,12 @@ def _before(*version: int) -> bool:
 
 def _needs_defaults(node: RecurrentNode) -> bool:
     """Whether an activation of an RNN lacks its alpha or beta."""
-    attributes = node.node.attributes
-    names = {name.lower() for name in attributes["activations"].value} if "activations" in attributes else set()
+    attributes, names = node.node.attributes, {name.lower() for name in _names(node)}
     alpha = names & {"elu", "hardsigmoid", "leakyrelu"} and "activation_alpha" not in attributes
     return bool(alpha or (names & {"hardsigmoid"} and "activation_beta" not in attributes))
+
+
+def _names(node: RecurrentNode) -> set[str]:
+    """The activations that a node names, as it writes them."""
+    attributes = node.node.attributes
+    return {*attributes["activations"].value} if "activations" in attributes else set()

@@ -185,9 +185,10 @@ def _is_doubtful(node: ir.Node) -> bool:
         node.op_type == "Cast" and node.attributes.get_int("to", 0) == ir.DataType.STRING
     ):
         return True
-    if node.op_type == "ReduceSumSquare":  # of integers, it returns 64 bits
-        tensor = known_tensor(node.inputs[0])
-        return tensor is not None and not tensor.dtype.is_floating_point()
+    x = known_tensor(node.inputs[0]) if node.inputs else None
+    if x is not None and node.op_type.startswith("Reduce"):  # of nothing, or of integers that may overflow
+        is_wide = x.dtype.is_floating_point() or (x.dtype == ir.DataType.INT64 and node.op_type != "ReduceSumSquare")
+        return x.size == 0 or not is_wide
     if node.op_type == "Unsqueeze":
         axes = walk.integers(node, "axes", 1, walk.constant) or []
         return axes != sorted(axes) or (len(axes) > 1 and axes[0] < 0)

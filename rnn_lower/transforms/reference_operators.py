@@ -150,6 +150,16 @@ class Hardmax(_Rows):
     of_last = staticmethod(_hardmax)
 
 
+class OneHot(OpRun):  # type: ignore[misc]
+    """OneHot: onnx 1.23 multiplies with the difference of the two values, which loses a value beside a large one."""
+
+    def _run(self, indices: Any, depth: Any, values: Any, axis: Any = None) -> tuple[Any, ...]:
+        place, depth = (-1 if axis is None else axis) % (indices.ndim + 1), int(np.ravel(depth)[0])
+        indices = np.expand_dims(indices.astype(np.int64), place)
+        positions = np.arange(depth).reshape([-1 if k == place else 1 for k in range(indices.ndim)])
+        return (np.where((indices == positions) | (indices + depth == positions), values[1], values[0]),)
+
+
 class BatchNormalization(OpRun):  # type: ignore[misc]
     """BatchNormalization: before opset 14, onnx 1.23 mixes the statistics of inference and training."""
 
@@ -202,7 +212,7 @@ class DequantizeLinear(op_dequantize_linear.DequantizeLinear_25):  # type: ignor
 
 
 OPERATORS = (
-    Loop, Scan, Slice, Squeeze, Unsqueeze, Dropout, Softmax, LogSoftmax, Hardmax, BatchNormalization, LpNormalization,
-    LRN, DequantizeLinear, *WINDOWS,
+    Loop, Scan, Slice, Squeeze, Unsqueeze, Dropout, Softmax, LogSoftmax, Hardmax, OneHot, BatchNormalization,
+    LpNormalization, LRN, DequantizeLinear, *WINDOWS,
 )  # fmt: skip
 """For `onnx.reference.ReferenceEvaluator(model, new_ops=OPERATORS)`."""

@@ -174,6 +174,57 @@ def test_one_large_unit_hides_no_other():
     assert compare("Y", wanted, wanted * np.float32(1 + 1e-6), 1e-3, 1e-5).ok
 
 
+@pytest.mark.parametrize("large", [np.s_[:, 1:], np.s_[1:], np.s_[:, 300:]])
+def test_many_large_numbers_hide_no_small_ones(large):
+    wanted = np.full((3, 760), 0.5, np.float32)
+    wanted[large] = 1e6
+    other = wanted.copy()
+    other[0, 0] = -0.5
+    assert not compare("Y", wanted, other, 1e-3, 1e-5).ok
+    assert not compare("Y", wanted.ravel(), other.ravel(), 1e-3, 1e-5).ok
+    assert compare("Y", wanted, wanted * np.float32(1 + 1e-6), 1e-3, 1e-5).ok
+    cancelled = np.where(np.arange(760) == 0, wanted + np.float32(1e-2), wanted)
+    assert compare("Y", wanted, cancelled, 1e-3, 1e-5, rounding=True).ok
+
+
+def pair_of_nodes(shown: str) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+    """Two nodes, of which `shown` makes the second output, and the same with other recurrent weights of the second."""
+    weights = ", ".join(f"float[1,4,{n}] {name} = {{{', '.join(['0.3'] * 4 * n)}}}" for name, n in (("W", 3), ("R", 4)))
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[T,N,3] x, float gate) => (float[T,1,N,4] y, float[U,1,N,4] z)
+        <{weights}, float[1,4,4] Q = {{{", ".join(["0.3"] * 16)}}}, int64[1] a = {{60}}, int64[1] e = {{900}},
+         int64[1] t = {{0}}, float high = {{1e30}}, float none = {{0.0}}>
+        {{ y = RNN <hidden_size = 4> (x, W, R) q = RNN <hidden_size = 4> (x, W, Q) {shown} }}""")
+    other = rnn_lower.lower(model)
+    for node in other.graph.node:
+        del node.metadata_props[:]
+    found = [t for t in other.graph.initializer if "R_" in t.name or t.name.endswith("/R")]
+    found[-1].CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(found[-1]), found[-1].name))
+    return model, other
+
+
+@pytest.mark.parametrize(
+    ("shown", "verdict"),
+    [
+        ("z = Identity (q)", "DIFFERENT"), ("z = Slice (q, a, e, t)", "DIFFERENT"),
+        ("c = Greater (gate, high) z = Where (c, q, none)", "no output shows"),
+    ],
+)  # fmt: skip
+def test_a_node_that_no_output_shows_is_not_compared(shown, verdict):
+    report = rnn_lower.check(*pair_of_nodes(shown))
+    assert not report.ok
+    assert verdict in report.verdict
+
+
+def test_an_input_that_one_model_lacks():
+    model, _ = build(Case("GRU", 17))
+    model.graph.input.append(helper.make_tensor_value_info("unused", 1, [2]))
+    lowered = rnn_lower.lower(model)
+    del lowered.graph.input[-1]
+    with pytest.raises(rnn_lower.RnnLowerError, match="only the original has 'unused'"):
+        rnn_lower.check(model, lowered)
+
+
 def test_the_shape_that_is_told_is_where_it_was_worst():
     comparison = Comparison(1e-3, 1e-5)
     comparison.add(["Y"], [np.ones(2, np.float32)], [np.full(2, 1.5, np.float32)])

@@ -71,6 +71,43 @@ def test_constants_through_them_keep_their_values(op, opset, attributes, more):
     assert rnn_lower.prove(model, lowered)
 
 
+@pytest.mark.parametrize("axis", [None, 0, 1, -2])
+@pytest.mark.parametrize("values", [(0, 1), (-np.inf, 0), (-1e30, 0.5)])
+@pytest.mark.parametrize("opset", [9, 11, 17])
+def test_one_hot_equals_onnxruntime(opset, values, axis):
+    feeds = {"i": np.array([[0, 2, -1], [1, -3, 5]]), "d": np.array(3), "v": np.array(values, np.float32)}
+    node = helper.make_node("OneHot", [*feeds], ["y"], **({} if axis is None else {"axis": axis}))
+    inputs = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for n, v in feeds.items()
+    ]
+    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=7)
+    (wanted,), (found,) = run_onnxruntime(model, feeds), evaluator(model).run(None, feeds)
+    np.testing.assert_array_equal(found, wanted)
+
+
+FOLDED = {
+    "OneHot": ("<int64[3] i = {1, 0, 2}, int64 d = {3}, float[2] v = {-1e30, 0.5}>", "k = OneHot <axis = -1> (i, d, v)"),
+    "ReduceMean": ("<float[0] e = {}, float[3] f = {1.0, 2.0, 3.0}>", "m = ReduceMean <keepdims = 0> (e) k = Add (f, m)"),
+    "ReduceSum": (
+        "<int32[3] e = {1073741824, 1073741824, 1073741824}>", "s = ReduceSum <keepdims = 0> (e) k = Cast <to = 1> (s)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", FOLDED)
+def test_constants_that_the_evaluator_gets_wrong_keep_their_values(op):
+    constants, nodes = FOLDED[op]
+    weights = f"float[1,3,3] W = {{{', '.join(['0.5'] * 9)}}}, float[1,3,3] R = {{{', '.join(['0.25'] * 9)}}}"
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[2,3,3] x) => (float[2,1,3,3] Y)
+        {constants.replace(">", f", {weights}>")} {{ {nodes} sum = Max (x, k) Y = RNN <hidden_size = 3> (sum, W, R) }}""")
+    lowered = rnn_lower.lower(model, fold=True)
+    feeds = {"x": A[:, :, :3]}
+    (wanted,), (found,) = (run_onnxruntime(each, feeds) for each in (model, lowered))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    assert rnn_lower.prove(model, lowered)
+
+
 def test_no_corrected_operator_is_folded_by_onnxscript():
     corrected = {operator.__name__ for operator in reference_operators.OPERATORS}
     # Of Slice, Squeeze and Unsqueeze, only uses that are right are folded; onnxscript never folds DequantizeLinear.

@@ -427,6 +427,64 @@ def test_operands_that_onnxruntime_refuses_or_takes_otherwise(change):
     assert wanted.shape != actual.shape
 
 
+def nan_at_one_step(model: onnx.ModelProto) -> None:
+    """The graph returns NaN for sequences of less than 2 steps, which the field takes for a number."""
+    before = behind(model)
+    constants(model, axis=0, two=2, minus=np.float32(-1), zero=np.float32(0))
+    add(model, "Shape", ["X"], "sizes")
+    add(model, "Gather", ["sizes", "axis"], "steps")
+    add(model, "Less", ["steps", "two"], "short")
+    add(model, "Log", ["minus"], "nan")
+    add(model, "Mul", ["nan", "zero"], "none")
+    add(model, "Add", [before, "none"], "wrong")
+    add(model, "Where", ["short", "wrong", before], "Y")
+
+
+def divided_by_inputs(model: onnx.ModelProto) -> None:
+    """The graph returns NaN where the sequence is 0: x / x is 1 in the field, and for random floats."""
+    before = behind(model)
+    constants(model, axis=0, first=[0], one=[1], last=[2], list=[1])
+    add(model, "Slice", ["X", "first", "one", "last"], "column")
+    add(model, "Div", ["column", "column"], "ones")
+    add(model, "Unsqueeze", ["ones", "list"], "shaped")
+    add(model, "Mul", [before, "shaped"], "Y")
+
+
+@pytest.mark.parametrize(("change", "feeds"), [
+    (nan_at_one_step, np.ones((1, 2, 3), np.float32)), (divided_by_inputs, np.zeros((4, 2, 3), np.float32)),
+])  # fmt: skip
+def test_what_only_some_floats_or_lengths_show(change, feeds):
+    model, _ = build(Case("GRU", 17, T=6, N=2, outputs=("Y",), dynamic=True))
+    lowered = rnn_lower.lower(model)
+    change(lowered)
+    (wanted,), (actual,) = run_onnxruntime(model, {"X": feeds}), run_onnxruntime(lowered, {"X": feeds})
+    assert np.isnan(actual).all() != np.isnan(wanted).all()
+    assert not rnn_lower.prove(model, lowered).ok
+
+
+@pytest.mark.parametrize("kind", ["computed", "rounded"])
+def test_a_node_of_half_floats_computes_in_float(kind):
+    model, _ = build(Case("LSTM", 17, T=6, N=2, outputs=("Y",), dtype="float16"))
+    lowered = rnn_lower.lower(model, form="scan")
+    scan = next(node for node in lowered.graph.node if node.op_type == "Scan")
+    body = next(each.g for each in scan.attribute if each.name == "body")
+    if kind == "computed":
+        before = behind(lowered)
+        constants(lowered, one=np.float16(1))
+        add(lowered, "Mul", [before, "one"], "Y")
+    else:
+        state = body.input[0].name
+        for node in body.node:
+            node.input[:] = ["wide" if name == state else name for name in node.input]
+        casts = [marked("Cast", [state], ["half"], to=TensorProto.FLOAT16), marked("Cast", ["half"], ["wide"], to=1)]
+        kept = list(body.node)
+        del body.node[:]
+        body.node.extend([*casts, *kept])
+    proof = rnn_lower.prove(model, lowered)
+    assert not proof.ok
+    assert "float16" in str(proof)
+
+
 @pytest.mark.parametrize("op", ["Elu", "HardSigmoid", "Softplus", "Softsign", "ThresholdedRelu"])
 def test_a_node_of_floats_computes_nothing_in_double(op):
     model, _ = build(Case("GRU", 17, T=6, N=2, outputs=("Y",)))

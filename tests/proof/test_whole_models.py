@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from judge import close, remaining, run_onnxruntime
 from onenode import Case, build
@@ -38,6 +39,10 @@ def zero_points(kind: str) -> str:
 
 
 PAIRS = {
+    "one row": (
+        "(float[T,B,4] x) => (float[T,B,4] y)", "<int64 i = {1}>", "n = Neg(x) y = Sigmoid(n)",
+        "n = Neg(x) s = Shape(x) k = Gather(s, i) c = Equal(k, i) m = Sigmoid(n) z = Exp(n) y = Where(c, z, m)",
+    ),
     "two names for one size": (
         TWO_SIZES, "", "n = Neg(x) c = Concat<axis = 1>(n, z) y = Sigmoid(c)", "n = Neg(x) c = Concat<axis = 1>(n, z) y = Exp(c)",
     ),
@@ -278,15 +283,16 @@ def test_folding_removes_what_the_new_opset_lacks():
 
 RANK = (
     "r = Shape(x) k = Size(r) c = Equal(k, four) u = Add(one, one) n = Mul(x, u) "
-    "y = If(c) <then_branch = never () => (o1) {v = Add(u, three) o1 = Mul(n, v)}, "
-    "else_branch = always () => (o2) {o2 = Identity(n)}>"
+    "y = If(c) <then_branch = never () => (o3) {v = Add(u, three) o1 = Mul(n, v) p, q = Split<axis = 1>(n) "
+    "s = ReduceSum(p) o3 = Add(o1, s)}, else_branch = always () => (o2) {o2 = Identity(n)}>"
 )
 OTHERS = {
     "another number": ("v = Add(u, three)", "v = Add(u, one)"),
     "another operator": ("o1 = Mul(n, v)", "o1 = Add(n, v)"),
     "another value": ("o1 = Mul(n, v)", "o1 = Mul(x, v)"),
     "a value by the same name": ("u = Add(one, one) n = Mul(x, u)", "u = Add(one, three) n = Add(x, x)"),
-    "another declaration": ("never () => (o1)", "never () => (float[99, 4] o1)"),
+    "more parts": ("p, q = Split", "p, q, r1, r2 = Split"),
+    "another declaration": ("never () => (o3)", "never () => (float[99, 4] o3)"),
 }
 """By what differs in a branch that never runs: the text of the folded model, and what replaces it."""
 
@@ -344,3 +350,44 @@ def test_sizes_at_a_limit_are_tried(old, new):
     results = zip(run_onnxruntime(original, feeds), run_onnxruntime(other, feeds), strict=True)
     assert any(not np.allclose(a, b) for a, b in results)
     assert not rnn_lower.prove(original, other).ok
+
+
+CELL = "r = RNN <hidden_size = 4> (n, W, R) y = Squeeze (r, a)"
+RECURRENT = "(float[T,2,4] x) => (float[T,2,4] y)"
+WEIGHTS = (
+    f"<float[1,4,4] W = {{{', '.join(['0.3'] * 16)}}}, float[1,4,4] R = {{{', '.join(['0.2'] * 16)}}}, int64[1] a = {{1}},"
+    f" float[1,12,4] W3 = {{{', '.join(['0.3'] * 48)}}}, float[1,12,4] R3 = {{{', '.join(['0.2'] * 48)}}}>"
+)
+GATES = CELL.replace("RNN", "GRU").replace("W, R", "W3, R3")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "others"),
+    [
+        (CELL, CELL.replace("size = 4", 'size = 4, activations = ["TANH"]')),
+        (GATES, GATES.replace("size = 4", "size = 4, clip = 0.0")),
+        (CELL, CELL.replace("y =", "s = Shape(x) o = Sub(s, s) dead = Div(s, o) y =")),
+    ],
+)
+def test_what_onnxruntime_refuses_is_not_proved(nodes, others):
+    original, other = (legalized(RECURRENT, WEIGHTS, f"n = Neg(x) {text}") for text in (nodes, others))
+    feeds = {"x": RNG.standard_normal((3, 2, 4)).astype(np.float32)}
+    run_onnxruntime(original, feeds)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    with pytest.raises(Exception, match="ONNXRuntimeError"):
+        onnxruntime.InferenceSession(other.SerializeToString(), options).run(None, feeds)
+    assert not rnn_lower.prove(original, other).ok
+
+
+def test_rows_of_tables_of_other_shapes_differ():
+    numbers = f"float[4,2] wide = {{{', '.join(map(str, range(8)))}}}"
+    constants = f"<{numbers}, {numbers.replace('[4,2] wide', '[8,1] long')}, int64[1] s = {{0}}, int64[1] e = {{1}}>"
+    nodes = "n = Neg(x) i = ArgMax<axis = 1, keepdims = 0>(n) r = Gather(wide, i) y = Slice(r, s, e, e)"
+    interface = "(float[T,4] x) => (float[T,1] y)"
+    original, same, other = (
+        legalized(interface, constants, text)
+        for text in (nodes, nodes.replace("n = Neg(x)", "m = Neg(x) n = Identity(m)"), nodes.replace("wide", "long"))
+    )
+    assert prove_whole(Document(original), Document(same), 1, 0, math.inf).ok
+    assert not prove_whole(Document(original), Document(other), 1, 0, math.inf).ok
