@@ -7,6 +7,7 @@ import re
 import onnx
 import onnx.inliner
 
+from rnn_lower.driver.function_calls import IR_VERSION
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.walk import NODE_MARK, opset_of
@@ -50,7 +51,8 @@ def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.
     least = before.ir_version
     if opset is not None and opset != opset_of(before):  # conversion to this opset may need a newer IR version
         least = max(least, ir_version_of(opset))
-    result.ir_version = min(after.ir_version, least)
+    if after.ir_version <= max(least, IR_VERSION):  # functions may need a newer one, too
+        result.ir_version = min(after.ir_version, least)
     if result.ir_version < 4:  # IR version 3 requires weights among the inputs, IR version 4 does not
         own, weights = {value.name: value for value in after.graph.input}, {t.name for t in after.graph.initializer}
         known = [value for value in before.graph.input if value.name in own or value.name in weights]

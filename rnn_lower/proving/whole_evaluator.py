@@ -326,8 +326,9 @@ class WholeEvaluator(ModelInterpreter):
             name, dtype = str(value.name), self._shape_info.dtype(value)
             kind = KINDS[array.dtype.kind] if dtype is None else dtype.value
             inputs[name] = onnx.helper.make_tensor_value_info(name, kind, array.shape)
-            if array.dtype == np.int64 and array.size < 64:
-                constants.append(onnx.numpy_helper.from_array(self._typed(value, array), name))
+            numbers = self._number(array) if array.size < 64 else None
+            if numbers is not None and (typed := self._typed(value, numbers)) is not None:
+                constants.append(onnx.numpy_helper.from_array(typed, name))
         outputs = [onnx.ValueInfoProto(name=value.name) for value in node.outputs if value.name]
         graph = onnx.helper.make_graph([ir.to_proto(node)], "one", list(inputs.values()), outputs, constants)
         domains = {"": self._graph.opset} | ({} if node.domain in DEFAULT_DOMAINS else {node.domain: 1})

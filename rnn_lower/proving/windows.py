@@ -154,6 +154,8 @@ def _resize(call: Call) -> Array:
         elif factors is not None and factors[index] != 1:
             to = np.array([1, factors[index]], np.float32)
         if to is not None:
+            if to[1] % to[0]:  # onnx's evaluator and runtimes place the elements differently
+                raise OutOfScopeError(f"{call.label} resizes an axis from {to[0]} to {to[1]}")
             matrix = call.field.embed(_resized_units(call, size, to))
             x = np.moveaxis(call.field.matmul(np.moveaxis(x, axis, -1), matrix), -1, axis)
     return x

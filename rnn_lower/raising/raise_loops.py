@@ -215,7 +215,8 @@ def _nodes(
     (source,) = read if len(read) == 1 else (None,)
     x = None if source is None else values.get(str(source.name))
     dtype = None if x is None else shape_info.dtype(x)
-    if x is None or dtype is None:
+    shape = None if x is None else shape_info.shape(x)
+    if x is None or dtype is None or (shape is not None and len(shape) != 3):
         return
     held, attributes = proposals.arrays(directions, dtype.numpy()), _attributes(directions, opset)
     if held is None or attributes is None:
@@ -264,7 +265,7 @@ def _nodes(
 def _batches(axes: Sequence[tuple[ir.Value, int]], shape_info: ShapeInfo) -> list[Dim]:
     """The sizes of axes by name, with a number first if there is one."""
     shapes = [(shape_info.shape(value), axis) for value, axis in axes]
-    sizes = dict.fromkeys(shape[axis] for shape, axis in shapes if shape is not None)
+    sizes = dict.fromkeys(shape[axis] for shape, axis in shapes if shape is not None and len(shape) > axis)
     return sorted((size for size in sizes if size is not None), key=lambda size: isinstance(size, str))
 
 

@@ -114,6 +114,13 @@ def test_they_are_proved_at_another_opset(opset, ir_version):
     assert proof.ok, (proof.changed, proof.nodes)
 
 
+def test_the_ir_version_is_raised_no_further_than_functions_need():
+    model, _ = build(Case("GRU", 17))
+    lowered = rnn_lower.lower(model, as_function=True)
+    lowered.ir_version = 12
+    assert rnn_lower.prove(model, lowered).changed == ("model: ir_version has changed",)
+
+
 def test_nodes_alike_call_the_same_function():
     model = stacked(3, 3, 5, 3)
     lowered = rnn_lower.lower(model, as_function=True)

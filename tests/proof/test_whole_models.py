@@ -16,6 +16,7 @@ import rnn_lower
 from rnn_lower.driver.legalize_rest import LEGALIZED
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.whole import prove_whole
+from rnn_lower.transforms.evaluate import evaluate
 
 RNG = np.random.default_rng(0)
 INFO = helper.make_tensor_value_info
@@ -391,3 +392,23 @@ def test_rows_of_tables_of_other_shapes_differ():
     )
     assert prove_whole(Document(original), Document(same), 1, 0, math.inf).ok
     assert not prove_whole(Document(original), Document(other), 1, 0, math.inf).ok
+
+
+@pytest.mark.parametrize(("scale", "is_product"), [("2.0", True), ("1.2", False)])
+def test_a_resize_is_a_product_only_if_all_runtimes_agree(scale, is_product):
+    interface = "(float[T,4] x) => (float[T,?] y)"
+    node = onnx.helper.make_node("Resize", ["x", "", "s"], ["y"], mode="linear")
+    matrix = evaluate(
+        [node], {"x": np.eye(4, dtype=np.float32), "s": np.array([1, float(scale)], np.float32)}, ["y"],
+        [onnx.helper.make_opsetid("", 17)], also=["Resize"],
+    )[0]  # fmt: skip
+    columns = matrix.shape[1]
+    numbers = ", ".join(map(str, matrix.ravel().tolist()))
+    constants = f"<float[2] s = {{1.0, {scale}}}, float[4,{columns}] m = {{{numbers}}}>"
+    resized = 'n = Neg(x) y = Resize<mode = "linear">(n, , s)'
+    original, same, other = (
+        Document(legalized(interface, constants, text))
+        for text in (resized, f"k = Size(x) {resized}", "n = Neg(x) y = MatMul(n, m)")
+    )
+    assert prove_whole(original, same, 1, 0, math.inf).ok
+    assert prove_whole(original, other, 1, 0, math.inf).ok == is_product
