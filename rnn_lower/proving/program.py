@@ -11,7 +11,7 @@ from rnn_lower.ir.schemas import schema_of, unfit
 from rnn_lower.ir.walk import NODE_MARK, constant, known_tensor, subgraphs
 from rnn_lower.proving.call import OutOfScopeError, WrongError
 from rnn_lower.proving.element_types import DType, ElementTypes
-from rnn_lower.proving.emitted import COMPARE, EMITTED, POSITIONS
+from rnn_lower.proving.emitted_uses import COMPARE, EMITTED, POSITIONS
 from rnn_lower.proving.interpreter import Graph
 from rnn_lower.transforms.evaluate import computed_constants
 from rnn_lower.transforms.strip_weights import UNSEEN
