@@ -15,8 +15,8 @@ import onnx_ir as ir
 from rnn_lower.ir.schemas import WITH_BODIES
 from rnn_lower.ir.walk import known_tensor
 from rnn_lower.lowering.node import Dim
-from rnn_lower.proving.call import Call, OutOfScopeError, UndefinedError, WrongError
-from rnn_lower.proving.emitted_uses import COMPARE, POSITIONS, USES
+from rnn_lower.proving.call import Call, DivisionByZeroError, OutOfScopeError, UndefinedError, WrongError
+from rnn_lower.proving.emitted_uses import COMPARE, POSITIONS, USES, may_divide_by_zero
 from rnn_lower.proving.field import SMALL, Array, Field
 from rnn_lower.proving.interpreter import Graph, Interpreter, check_shape
 
@@ -80,7 +80,7 @@ class EmittedInterpreter(Interpreter):
         try:
             return super().run(graph, inputs)
         except UndefinedError as error:
-            raise WrongError(f"{error.node.op_type} '{error.node.name}' divides by zero") from None
+            raise WrongError(f"{error.node.op_type} '{error.node.name}' may divide by zero") from None
 
     def _bind(self, value: ir.Value, array: Array) -> None:
         if value.shape is not None and all(value is not known for known in self._graph.declared):
@@ -134,7 +134,10 @@ class EmittedInterpreter(Interpreter):
                 self._check_integers(call, self.longest + 1)  # a length may exceed the number of steps by 1
                 if not any(map(self._is_constant, node.inputs)):  # of constants, all lengths up to them are compared
                     self.observed.margins[node] |= {*np.unique(call[0] - call[1]).tolist()}
-        return super()._compute(call)
+        results = super()._compute(call)
+        if may_divide_by_zero(call):
+            raise DivisionByZeroError(results[0])
+        return results
 
     def _check_positions(self, call: Call) -> None:
         """Raise OutOfScopeError if constant positions select from an axis whose size differs between cases."""

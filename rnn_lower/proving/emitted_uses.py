@@ -29,8 +29,6 @@ def _binary(call: Call) -> str:
     a, b = call[0], call[1]
     if a.dtype != b.dtype:
         raise WrongError(f"the operands of {call.label} have different types, {element_type(a)} and {element_type(b)}")
-    if call.node.op_type == "Div" and a.dtype == np.uint64:
-        return _reciprocal(call)
     # A quotient may first differ, and a product may first wrap, at a longer length.
     longer = call.node.op_type in ("Div", "Mul") and a.dtype == np.int64
     unsupported = a.dtype == np.bool_ or longer
@@ -39,12 +37,13 @@ def _binary(call: Call) -> str:
     )
 
 
-def _reciprocal(call: Call) -> str:
-    """A division of floats, which random elements never divide by zero."""
+def may_divide_by_zero(call: Call) -> bool:
+    """Whether a node divides floats by a number that some inputs make zero, although random elements never do."""
     divisor = call.node.inputs[-1]
+    if call.node.op_type not in ("Div", "Reciprocal") or call[0].dtype != np.uint64:
+        return False
     array = constant(divisor)
-    never_zero = bool(np.all(array)) if array is not None else _is_positive(divisor)
-    return "" if never_zero else f"{call.label} divides by a number that may be zero"
+    return not (_is_positive(divisor) if array is None else np.all(array))
 
 
 def _is_positive(value: ir.Value | None, least: float = 1e-30) -> bool:
@@ -168,7 +167,7 @@ USES: dict[str, Callable[[Call], str]] = {
     **dict.fromkeys(("Add", "Div", "Greater", "Less", "Max", "Min", "Mul", "Sub"), _binary),
     "Abs": _float, "Cast": _cast, "Clip": _clip, "Conv": _conv, "MatMul": _matmul, "Neg": _float,
     "Range": _range, "Slice": _slice, "Tile": _tile, "Transpose": _transpose, "ConstantOfShape": _constant_of_shape,
-    "Reciprocal": _reciprocal, "Where": _where,
+    "Where": _where,
 }  # fmt: skip
 """Checks that return the reason why a use is out of scope, or "". They raise WrongError if no runtime supports it."""
 
@@ -196,7 +195,7 @@ POSITIONS = {"Gather": _gathered, "Slice": _sliced, "Split": _divided}
 
 EMITTED = {
     *USES, *WITH_BODIES, "Concat", "Constant", "Elu", "Exp", "Gather", "Gemm",
-    "HardSigmoid", "Identity", "LeakyRelu", "Log", "NonZero", "Relu",
+    "HardSigmoid", "Identity", "LeakyRelu", "Log", "NonZero", "Reciprocal", "Relu",
     "Reshape", "Shape", "Sigmoid", "Softplus", "Softsign", "Split", "Squeeze", "Tanh", "ThresholdedRelu",
     "Unsqueeze",
 }  # fmt: skip
