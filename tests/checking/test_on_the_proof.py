@@ -448,3 +448,22 @@ def test_a_node_that_reads_nan_is_no_evidence(stream, tmp_path):
     negative[0, 0, 0] = -1
     with pytest.raises(rnn_lower.RnnLowerError, match="reads NaN or infinity"):
         rnn_lower.check(model, lowered, inputs={"x": negative})
+
+
+def test_a_node_that_reads_huge_numbers_is_evidence():
+    """A mask may be a huge number, whose weights are zero."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]> g (float[T, N, 3] x) => (float[T, 1, N, 4] y) <float tiny = {1e-30}> {
+            h = Div (x, tiny) y = RNN <hidden_size = 4> (h, W, R, B)
+        }""")
+    weights = np.zeros((1, 4, 3)), np.full((1, 4, 4), 0.2), np.full((1, 8), 0.1)
+    model.graph.initializer.extend(
+        numpy_helper.from_array(w.astype(np.float32), n) for w, n in zip(weights, "WRB", strict=True)
+    )
+    lowered = rnn_lower.lower(model)
+    for node in lowered.graph.node:
+        del node.metadata_props[:]
+    bias = next(tensor for tensor in lowered.graph.initializer if "bias" in tensor.name)
+    bias.CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(bias), bias.name))
+    report = rnn_lower.check(model, lowered, inputs={"x": np.full((4, 2, 3), 20, np.float32)})
+    assert report.verdict.startswith("DIFFERENT")

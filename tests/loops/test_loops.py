@@ -19,6 +19,7 @@ from onnx import TensorProto, helper
 import rnn_lower
 from rnn_lower import cli
 from rnn_lower.errors import UnsupportedError
+from rnn_lower.ir import protobuf
 
 FLOAT, INT32, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL
 TARGETS = ("rknn", "tidl", "ethos-u", "opencv@4")
@@ -580,3 +581,35 @@ def test_a_false_declaration_between_unrolled_nodes_is_not_proved():
         size, dim.dim_value = dim.dim_value, 77
         assert not rnn_lower.prove(model, lowered).ok
         dim.dim_value = size
+
+
+def scanned() -> onnx.ModelProto:
+    """A Scan that lowering emitted for an RNN, without its marks."""
+    model = rnn_lower.lower(build(Case("RNN", 17, outputs=("Y",), dynamic=True))[0], form="scan")
+    for holder in protobuf.holders(model):
+        for node in holder.node:
+            del node.metadata_props[:]
+    return model
+
+
+def test_a_loop_that_repeats_a_row_is_not_raised():
+    """The initial state has as many rows as there are units, which one row of X is repeated for."""
+    model = scanned()
+    assert loops_of(rnn_lower.raise_loops(model)) == []
+    size = next(node for node in model.graph.node if node.op_type == "Shape" and "batch_size" in node.output[0])
+    size.input[0] = next(t.name for t in model.graph.initializer if t.name.endswith("R_transposed"))
+    feeds = {"X": np.ones((3, 1, 3), np.float32)}
+    assert run_onnxruntime(model, feeds)[0].shape[2] == 4
+    assert loops_of(rnn_lower.raise_loops(model)) != []
+
+
+def test_a_loop_that_reads_no_steps_is_left():
+    model = scanned()
+    body = next(a.g for node in model.graph.node if node.op_type == "Scan" for a in node.attribute if a.name == "body")
+    step = body.input[1].name
+    for node in body.node:
+        node.input[:] = [
+            next(n.output[0] for n in model.graph.node if n.op_type == "Concat") if name == step else name
+            for name in node.input
+        ]
+    assert loops_of(rnn_lower.raise_loops(model)) != []

@@ -427,6 +427,75 @@ def test_operands_that_onnxruntime_refuses_or_takes_otherwise(change):
     assert wanted.shape != actual.shape
 
 
+def negated_rows(model: onnx.ModelProto, first: int, count: int) -> str:
+    """The name of Y with `count` rows negated from `first` on; the output takes it where `chosen` is true."""
+    before = behind(model)
+    constants(model, begin=[first], end=[first + count], rows=[2], none=[0], many=[2**31 - 1])
+    add(model, "Slice", [before, "none", "begin", "rows"], "left")
+    add(model, "Slice", [before, "begin", "end", "rows"], "some")
+    add(model, "Slice", [before, "end", "many", "rows"], "right")
+    add(model, "Neg", ["some"], "negated")
+    add(model, "Concat", ["left", "negated", "right"], "other", axis=2)
+    return before
+
+
+def test_two_steps_of_a_large_node_are_compared_with_several_rows():
+    model, feeds = build(Case("LSTM", 17, T=2, N=3, I=2, H=320, outputs=("Y",), dynamic=True))
+    lowered = rnn_lower.lower(model)
+    before = negated_rows(lowered, 1, 2)
+    constants(lowered, axis=0, one=1, three=3)
+    add(lowered, "Shape", ["X"], "sizes")
+    add(lowered, "Gather", ["sizes", "axis"], "steps")
+    add(lowered, "Greater", ["steps", "one"], "more")
+    add(lowered, "Less", ["steps", "three"], "fewer")
+    add(lowered, "Where", ["more", "other", before], "long")
+    add(lowered, "Where", ["fewer", "long", before], "Y")
+    (wanted,), (actual,) = run_onnxruntime(model, feeds), run_onnxruntime(lowered, feeds)
+    assert np.abs(wanted - actual).max() > 0.01
+    assert not rnn_lower.prove(model, lowered).ok
+
+
+def test_each_row_has_each_length():
+    """The graph negates the first row if its length is 2, of four steps."""
+    case = Case("GRU", 17, T=4, N=2, optional=("sequence_lens",), outputs=("Y",), dynamic=True)
+    model, feeds = build(case.replace(lengths=(2, 4)))
+    lowered = rnn_lower.lower(model)
+    before = negated_rows(lowered, 0, 1)
+    limits = {"one": 1, "three": 3, "zero": 0}
+    constants(lowered, axis=0, four=3, five=5, **{name: np.array([n], np.int32) for name, n in limits.items()})
+    add(lowered, "Shape", ["X"], "sizes")
+    add(lowered, "Gather", ["sizes", "axis"], "steps")
+    add(lowered, "Gather", ["sequence_lens", "axis"], "length")
+    conditions = (
+        ("Greater", "length", "one"),
+        ("Less", "length", "three"),
+        ("Greater", "steps", "four"),
+        ("Less", "steps", "five"),
+    )
+    value = "other"
+    for number, (op, operand, limit) in enumerate(conditions):
+        add(lowered, op, [operand, limit], f"is_{number}")
+        result = "Y" if number == 3 else f"chosen_{number}"
+        add(lowered, "Where", [f"is_{number}", value, before], result)
+        value = result
+    (wanted,), (actual,) = run_onnxruntime(model, feeds), run_onnxruntime(lowered, feeds)
+    assert not np.allclose(wanted, actual, atol=1e-3)
+    assert not rnn_lower.prove(model, lowered).ok
+
+
+def test_a_graph_that_computes_too_much_is_out_of_scope():
+    model, _ = build(Case("GRU", 17, T=6, N=2, outputs=("Y",)))
+    lowered = rnn_lower.lower(model)
+    constants(lowered, trips=90_000, yes=True, square=np.eye(700, dtype=np.float32))
+    body = helper.make_graph(
+        [marked("Identity", ["going"], ["still"]), marked("MatMul", ["square", "square"], ["product"])], "body",
+        [INFO("trip", TensorProto.INT64, []), INFO("going", TensorProto.BOOL, [])],
+        [INFO("still", TensorProto.BOOL, []), INFO("product", TensorProto.FLOAT, [700, 700])],
+    )  # fmt: skip
+    add(lowered, "Loop", ["trips", "yes"], "unread", body=body)
+    assert "computes more than" in str(rnn_lower.prove(model, lowered))
+
+
 def nan_at_one_step(model: onnx.ModelProto) -> None:
     """The graph returns NaN for sequences of less than 2 steps, which the field takes for a number."""
     before = behind(model)
