@@ -114,7 +114,7 @@ def difference(actual: Array, exact: Array, rounded: Array, by_unit: bool = Fals
     by_unit: the tolerance is relative to the largest value of each index of the last axis, not to the largest of all.
     """
     with np.errstate(all="ignore"):
-        is_finite = np.isfinite(exact.astype(actual.dtype)) & np.isfinite(rounded)
+        is_finite = np.isfinite(exact.astype(actual.dtype)) & np.isfinite(rounded.astype(actual.dtype))
     exact, rounded, found = (np.where(is_finite, array.astype(np.float64), 0) for array in (exact, rounded, actual))
     if not np.isfinite(found).all():
         return NOT_FINITE

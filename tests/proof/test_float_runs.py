@@ -11,6 +11,7 @@ from onnx import helper, numpy_helper
 
 import rnn_lower
 from rnn_lower.driver.legalize_rest import LEGALIZED
+from rnn_lower.proving import float_run
 from rnn_lower.transforms.evaluate import evaluator
 
 FORMS = ("scan", "loop", "unroll")
@@ -250,3 +251,10 @@ def test_the_reference_runs_any_scan(axes, back):
     feeds = {"start": np.zeros((4, 4), np.float32), "X": np.random.default_rng(0).normal(size=(4, 4, 4)).astype("f")}
     for wanted, actual in zip(run_onnxruntime(model, feeds), evaluator(model).run(None, feeds), strict=True):
         assert np.allclose(wanted, actual, atol=1e-6)
+
+
+@pytest.mark.parametrize(("rounded", "text"), [(-4e17, ""), (1e-3, float_run.NOT_FINITE)])
+def test_a_half_float_may_overflow_where_a_float_does_not(rounded, text):
+    actual = np.array([1, -np.inf], np.float16)
+    found = float_run.difference(actual, np.array([1.0, 0.0]), np.array([1, rounded], np.float32))
+    assert found == text
