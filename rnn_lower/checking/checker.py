@@ -41,7 +41,9 @@ def compare_models(
         proof = prover.quick_proof(models.original, models.lowered, PROOF_SECONDS)
     provided = [] if inputs is None else [input_files.load_inputs(inputs, models.original.model)]
     models.is_proved = is_same = proof is not None and bool(proof.nodes) and proof.ok
-    comparison, node_runs = Comparison(rtol, atol, rounding=is_same), NodeRuns(models.original, models.nodes)
+    comparison = Comparison(rtol, atol, rounding=is_same)
+    agree = functools.partial(comparison.agrees, models.output_names)
+    node_runs = NodeRuns(models.original, models.nodes, agree)
     runs = 1 if provided else runs
     fixed = fixed_sizes(models.original.model, models.lowered.proto)
     sampled = samples.Samples(models.original.model, seed, fixed, models.nodes, required_inputs(models.lowered.model))
@@ -58,7 +60,6 @@ def compare_models(
             input_files.save_inputs(counterexample, feeds)
             written = os.fspath(counterexample)
 
-    agree = functools.partial(comparison.agrees, models.output_names)
     for index in range(runs):
         compare(*models.run(provided or sampled.candidates(index), sampled.keep, agree))
 

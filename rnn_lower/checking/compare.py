@@ -48,7 +48,7 @@ class Comparison:
                 new = dataclasses.replace(new, ok=True, reason=f"{new.reason}, possibly because of rounding")
             self._filled |= {name} if _has_content(wanted) else set()
             first = self._first.setdefault(name, wanted)
-            self._varied |= set() if identical(first, wanted) or _is_uniform(first, wanted) else {name}
+            self._varied |= set() if _identical(first, wanted) or _is_uniform(first, wanted) else {name}
             old = self._reports.get(name, new)
             worst = old if (old.ok, -old.max_abs_error) < (new.ok, -new.max_abs_error) else new
             self._reports[name] = dataclasses.replace(
@@ -82,10 +82,9 @@ def _is_discrete(a: Any, b: Any) -> bool:
     return array_a.dtype == array_b.dtype and array_a.shape == array_b.shape and array_a.dtype.kind not in "fcV"
 
 
-def identical(a: Any, b: Any) -> bool:
-    """Whether two values of an output are the same in every bit."""
+def _identical(a: Any, b: Any) -> bool:
     if isinstance(a, list):
-        return len(a) == len(b) and all(map(identical, a, b))
+        return len(a) == len(b) and all(map(_identical, a, b))
     return content_key(np.asarray(a)) == content_key(np.asarray(b))
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import onnx
 
-from rnn_lower.checking.compare import identical
+from rnn_lower.checking.model_pair import Agree
 from rnn_lower.checking.runners import Run, open_reference
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.ir.walk import recurrent_nodes
@@ -32,42 +32,44 @@ class NodeRun:
 class NodeRuns:
     """Observes the recurrent nodes of a model, in the order of `inspect`, on the reference evaluator.
 
-    Runtimes do not report the inputs of nodes. A run shows in the outputs if they change with the recurrent weights of
-    the node. Nothing is observed if the evaluator cannot run the model.
+    Runtimes do not report the inputs of nodes. A run of a direction shows in the outputs if they no longer agree with
+    other recurrent weights of it. Nothing is observed if the evaluator cannot run the model. agree: whether two results
+    are the same within the tolerance.
     """
 
-    def __init__(self, document: Document, nodes: list[RecurrentNode]) -> None:
-        self._document, self._nodes = document, nodes
+    def __init__(self, document: Document, nodes: list[RecurrentNode], agree: Agree) -> None:
+        self._document, self._nodes, self._agree = document, nodes, agree
         self._runs: dict[int, set[NodeRun]] = {}
-        self._shown: dict[int, set[NodeRun]] = {}
+        self._shown: dict[tuple[int, int], set[NodeRun]] = {}
         self._last: dict[int, set[NodeRun]] = {}
-        self._changed: int | None = None
+        self._changed: tuple[int, int] | None = None
         self._run: Run | None = None
 
     def observe(self, feeds: Feeds) -> None:
-        """Run the model once, and again with other recurrent weights for each node that needs it."""
+        """Run the model once, and again with other recurrent weights for each direction of a node that needs it."""
         self._last, self._changed = {}, None
         try:
             if self._run is None:
                 self._run = open_reference(self._document, number_nodes, reference.operators(self._record))
             results = self._run(feeds)
             for index in [index for index in self._last if not self.is_enough(index)]:
-                self._changed = index
-                if not identical(results, self._run(feeds)):
-                    self._shown.setdefault(index, set()).update(self._last[index])
+                for direction in range(self._nodes[index].num_directions):
+                    self._changed = index, direction
+                    if not self._agree(results, self._run(feeds)):
+                        self._shown.setdefault(self._changed, set()).update(self._last[index])
         except Exception:  # the evaluator raises exceptions of any type
             return
 
-    def _record(self, node: onnx.NodeProto, x: np.ndarray, lengths: np.ndarray | None) -> bool:
+    def _record(self, node: onnx.NodeProto, x: np.ndarray, lengths: np.ndarray | None) -> int | None:
         index = next(int(entry.value) for entry in node.metadata_props if entry.key == INDEX)
         if self._changed is not None:
-            return index == self._changed
+            return self._changed[1] if index == self._changed[0] else None
         batch_first = any(attribute.name == "layout" and attribute.i for attribute in node.attribute)
         steps, rows = x.shape[1 if batch_first else 0], x.shape[0 if batch_first else 1]
         some = (steps,) if lengths is None else tuple(sorted({int(length) for length in lengths}))
         for runs in (self._runs, self._last):
             runs.setdefault(index, set()).add(NodeRun(steps, rows, some))
-        return False
+        return None
 
     def describe(self, index: int) -> str:
         """The runs of a node, in words."""
@@ -78,14 +80,16 @@ class NodeRuns:
         return "; ".join(parts[:3]) or "did not run"
 
     def is_enough(self, index: int) -> bool:
-        """Whether a run with three steps and rows of different lengths, as far as sizes allow, shows in the outputs."""
+        """Whether runs of each direction with three steps and rows of different lengths, if sizes allow, show."""
         node = self._nodes[index]
         steps = min(STEPS, node.seq_length) if isinstance(node.seq_length, int) else STEPS
         lengths = node.inputs.get("sequence_lens")
         is_fixed = lengths is None or (lengths.const_value is not None and not lengths.is_graph_input())
         least = 1 if is_fixed or node.batch_size == 1 or node.seq_length == 1 else 2
-        runs = (self._runs if node.seq_length == 1 else self._shown).get(index, ())  # one step reads no state
-        return any(run.steps >= steps and len(run.lengths) >= least for run in runs)
+        shown = [self._shown.get((index, direction), set()) for direction in range(node.num_directions)]
+        if node.seq_length == 1:  # which reads no state
+            shown = [self._runs.get(index, set())]
+        return all(any(run.steps >= steps and len(run.lengths) >= least for run in runs) for runs in shown)
 
 
 def number_nodes(model: onnx.ModelProto) -> None:

@@ -183,6 +183,8 @@ def _moved(call: Call) -> list[Array]:
 
 def _reverse_sequence(call: Call) -> list[Array]:
     axis, lengths = call.attribute("time_axis", 0), call.integers(1)
+    if {axis, call.attribute("batch_axis", 1)} != {0, 1}:
+        raise WrongError(f"the axes of {call.label} are not 0 and 1")
     if not np.all((lengths >= 0) & (lengths <= call[0].shape[axis])):
         raise WrongError(f"{call.label} has a length below 0 or above the size of its time axis")
     return _moved(call)

@@ -91,6 +91,10 @@ class Program(Graph):
         if wrong:
             raise WrongError(f"{node.op_type} '{node.name}': {wrong}")
         for _, body in subgraphs(node):
+            if node.op_type == "Scan" and (passed := next((v for v in body.outputs if v in body.inputs), None)):
+                raise WrongError(
+                    f"{node.op_type} '{node.name}' returns '{passed.name}', an input of its body, unchanged"
+                )
             self._check_body(body, visible)
 
     def _check_body(self, body: ir.Graph, visible: frozenset[str]) -> None:
@@ -112,8 +116,8 @@ class Program(Graph):
         self.folded = known.keys()
 
     def _collect_compared(self, node: ir.Node, known: Mapping[ir.Value | None, np.ndarray]) -> None:
-        """Update the largest compared integer: an operand of COMPARE, or the largest size of a constant table."""
-        for value in node.inputs if node.op_type in COMPARE else ():
+        """Update the largest compared integer: an operand of COMPARE or Range, or a size of a constant table."""
+        for value in node.inputs if node.op_type in (*COMPARE, "Range") else ():
             array = known.get(value, constant(value) if _is_integer(value) else None)
             if array is not None and array.dtype.kind in "iu":
                 self.largest_compared = int(np.abs(array.astype(np.int64)).max(initial=self.largest_compared))

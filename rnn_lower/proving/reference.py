@@ -64,8 +64,8 @@ def run(op: str, inputs: Sequence[Array | None], attributes: Mapping[str, Any]) 
     return [np.ascontiguousarray(results[name]).astype(dtype) for name in names]
 
 
-Record = Callable[[onnx.NodeProto, Array, Array | None], bool]
-"""Called with a node, its X and its sequence_lens; returns whether to compute with other recurrent weights."""
+Record = Callable[[onnx.NodeProto, Array, Array | None], "int | None"]
+"""Called with a node, its X and its sequence_lens; returns the direction that gets other recurrent weights, if any."""
 
 OTHER = 0.7310585786
 """The sum of the recurrent weights and the others: no weight stays as it is, or changes only its sign."""
@@ -88,13 +88,15 @@ def operator(op_type: str, kernel: Kernel, domain: str = "") -> type[OpRun]:
     return Operator
 
 
-def operators(record: Record = lambda *_: False) -> tuple[type[OpRun], ...]:
+def operators(record: Record = lambda *_: None) -> tuple[type[OpRun], ...]:
     """RNN, GRU, LSTM, and onnxruntime's DynamicQuantizeLSTM without rounded products. record: see `Record`."""
 
     def kernel(node: onnx.NodeProto, *inputs: Any) -> list[Array]:
         op, held = ("LSTM", _dequantized(inputs)) if node.op_type == QUANTIZED else (node.op_type, list(inputs))
-        if record(node, inputs[0], inputs[4] if len(inputs) > 4 else None):
-            held[2] = OTHER - held[2]
+        changed = record(node, inputs[0], inputs[4] if len(inputs) > 4 else None)
+        if changed is not None:
+            held[2] = np.array(held[2])
+            held[2][changed] = OTHER - held[2][changed]
         return run(op, held, attributes_of(node))[: len(node.output)]
 
     return (*(operator(op, kernel) for op in OP_TYPES), operator(QUANTIZED, kernel, "com.microsoft"))

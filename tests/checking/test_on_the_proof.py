@@ -216,6 +216,25 @@ def test_a_node_that_no_output_shows_is_not_compared(shown, verdict):
     assert verdict in report.verdict
 
 
+@pytest.mark.parametrize("hidden", ["direction", "digits"])
+def test_one_direction_or_digit_vouches_for_no_other(hidden):
+    """Only the first direction shows, or every difference is within the tolerance."""
+    model, _ = build(Case("GRU", 17, "bidirectional", T=5, N=3, outputs=("Y",)))
+    names = {"first": np.array([0]), "one": np.array([1]), "small": np.float32(1e-5), "ten": np.float32(10)}
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in names.items())
+    nodes = [helper.make_node("Slice", ["Y", "first", "one", "one"], ["o"])]
+    if hidden == "digits":
+        nodes = [helper.make_node("Mul", ["Y", "small"], ["s"]), helper.make_node("Add", ["s", "ten"], ["o"])]
+    model.graph.node.extend(nodes)
+    del model.graph.output[:]
+    model.graph.output.append(helper.make_tensor_value_info("o", TensorProto.FLOAT, None))
+    lowered = rnn_lower.lower(model)
+    for node in lowered.graph.node:
+        del node.metadata_props[:]
+    report = rnn_lower.check(model, lowered)
+    assert "no output shows" in report.verdict
+
+
 def test_an_input_that_one_model_lacks():
     model, _ = build(Case("GRU", 17))
     model.graph.input.append(helper.make_tensor_value_info("unused", 1, [2]))

@@ -496,6 +496,38 @@ def test_a_graph_that_computes_too_much_is_out_of_scope():
     assert "computes more than" in str(rnn_lower.prove(model, lowered))
 
 
+def test_a_scan_returns_no_input_of_its_body():
+    """Of unknown size, onnxruntime does not copy such an input."""
+    model, feeds = build(Case("GRU", 17, T=5, N=2, outputs=("Y",), dynamic=True))
+    lowered = rnn_lower.lower(model, form="scan")
+    scan = next(node for node in lowered.graph.node if node.op_type == "Scan")
+    body = next(each.g for each in scan.attribute if each.name == "body")
+    assert rnn_lower.prove(model, lowered).ok
+    body.output.append(body.input[0])
+    scan.output.append("unread")
+    assert not rnn_lower.prove(model, lowered).ok
+    with pytest.raises(Exception, match="Scan"):
+        run_onnxruntime(lowered, feeds)
+
+
+def test_a_range_from_a_constant_on_compares_the_length():
+    """Its size is 0 up to 50 steps, and so is the sum of its elements."""
+    model, _ = build(Case("GRU", 17, T=5, N=2, outputs=("Y",), dynamic=True))
+    lowered = rnn_lower.lower(model)
+    before = behind(lowered)
+    constants(lowered, axis=0, fifty=50, one=1)
+    add(lowered, "Shape", ["X"], "sizes")
+    add(lowered, "Gather", ["sizes", "axis"], "steps")
+    add(lowered, "Range", ["fifty", "steps", "one"], "late")
+    add(lowered, "Shape", ["late"], "count")
+    add(lowered, "Cast", ["count"], "more", to=TensorProto.FLOAT)
+    add(lowered, "Add", [before, "more"], "Y")
+    feeds = {"X": np.ones((55, 2, 3), np.float32)}
+    (wanted,), (actual,) = run_onnxruntime(model, feeds), run_onnxruntime(lowered, feeds)
+    assert np.allclose(wanted + 5, actual, atol=1e-5)
+    assert not rnn_lower.prove(model, lowered).ok
+
+
 def nan_at_one_step(model: onnx.ModelProto) -> None:
     """The graph returns NaN for sequences of less than 2 steps, which the field takes for a number."""
     before = behind(model)

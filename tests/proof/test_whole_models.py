@@ -357,6 +357,7 @@ CELL = "r = RNN <hidden_size = 4> (n, W, R) y = Squeeze (r, a)"
 RECURRENT = "(float[T,2,4] x) => (float[T,2,4] y)"
 WEIGHTS = (
     f"<float[1,4,4] W = {{{', '.join(['0.3'] * 16)}}}, float[1,4,4] R = {{{', '.join(['0.2'] * 16)}}}, int64[1] a = {{1}},"
+    " int64[4] fours = {1, 1, 1, 1},"
     f" float[1,12,4] W3 = {{{', '.join(['0.3'] * 48)}}}, float[1,12,4] R3 = {{{', '.join(['0.2'] * 48)}}}>"
 )
 GATES = CELL.replace("RNN", "GRU").replace("W, R", "W3, R3")
@@ -367,6 +368,12 @@ GATES = CELL.replace("RNN", "GRU").replace("W, R", "W3, R3")
     [
         (CELL, CELL.replace("size = 4", 'size = 4, activations = ["TANH"]')),
         (GATES, GATES.replace("size = 4", "size = 4, clip = 0.0")),
+        (
+            CELL,
+            CELL.replace("(n, W, R)", "(v, W, R)").replace(
+                "r = RNN", "v = ReverseSequence<time_axis = 0, batch_axis = 2>(n, fours) r = RNN"
+            ),
+        ),
         (CELL, CELL.replace("y =", "s = Shape(x) o = Sub(s, s) dead = Div(s, o) y =")),
     ],
 )
