@@ -8,6 +8,7 @@ import math
 import numpy as np
 
 from rnn_lower.builder.constants import ends_behind, sliced
+from rnn_lower.ir.walk import constant
 from rnn_lower.proving.call import Call, Operator, OutOfScopeError, WrongError, known
 from rnn_lower.proving.field import Array
 from rnn_lower.transforms.evaluate import evaluate_node
@@ -120,6 +121,12 @@ def _pad(call: Call) -> Array:
     axes = range(x.ndim) if (last := call.optional(3)) is None else [int(axis) % x.ndim for axis in last.ravel()]
     if pads is None or len(pads) != 2 * len(axes):
         raise WrongError(f"the pads of {call.label} must contain two values for each axis")
+    if mode not in ("constant", "edge", "reflect", *(("wrap",) if call.opset >= 19 else ())):
+        raise WrongError(f"{call.label} has the unknown mode '{mode}'")
+    if mode == "reflect" and any(
+        pad >= x.shape[axis] for axis, pad in zip((*axes, *axes), pads, strict=True) if pad > 0
+    ):
+        raise WrongError(f"{call.label} reflects more elements than an axis has")
     fill = call.optional(2)
     if fill is None:
         fill = call.number("value", 0.0) if x.dtype == np.uint64 else np.zeros((), x.dtype)
@@ -158,6 +165,9 @@ def _dropout(call: Call) -> Array:
     training, always = call.optional(2), call.opset < 7 and not call.attribute("is_test", 0)
     if always or (training is not None and (training.dtype != np.bool_ or training.any())):
         raise OutOfScopeError(f"{call.label} is in training mode, so its output is random")
+    ratio = constant(call.node.inputs[1]) if call.optional(1) is not None else call.attribute("ratio", 0.5)
+    if ratio is not None and not 0 <= float(ratio) < 1:
+        raise WrongError(f"the ratio of {call.label} is {float(ratio)}, which is not below 1")
     if any(value.uses() or value.is_graph_output() for value in call.node.outputs[1:]):
         raise OutOfScopeError(f"the model uses the mask output of {call.label}, which the proof does not support")
     return call[0]

@@ -37,6 +37,9 @@ def _windows(call: Call, x: Array, kernel: Sequence[int], fill: Any, behind: Any
     is_wide = any(s > r for s, r in zip(strides, extents_of(kernel, dilations), strict=True))
     if "SAME" in auto and (is_wide or (max(dilations, default=1) > 1 and "Pool" in call.node.op_type)):
         raise OutOfScopeError(f"{call.label} has an auto_pad for dilations or strides, where runtimes pad differently")
+    pads = call.attribute("pads") or ()
+    if "Pool" in call.node.op_type and any(pad >= size for pad, size in zip(pads, (*kernel, *kernel), strict=False)):
+        raise WrongError(f"{call.label} pads as many elements as its kernel has")
     try:
         return np.asarray(windows_of(
             x, kernel, fill, behind, strides=strides, dilations=dilations, pads=call.attribute("pads"), auto_pad=auto,
