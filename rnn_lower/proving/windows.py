@@ -21,7 +21,7 @@ ZERO = np.zeros((), np.uint64)
 
 
 class SmallInputError(WrongError):
-    """A window is larger than its input."""
+    """A window does not fit its input or its padding."""
 
 
 def _numbers(call: Call, name: str, default: int, count: int) -> list[int]:
@@ -39,7 +39,7 @@ def _windows(call: Call, x: Array, kernel: Sequence[int], fill: Any, behind: Any
         raise OutOfScopeError(f"{call.label} has an auto_pad for dilations or strides, where runtimes pad differently")
     pads = call.attribute("pads") or ()
     if "Pool" in call.node.op_type and any(pad >= size for pad, size in zip(pads, (*kernel, *kernel), strict=False)):
-        raise WrongError(f"{call.label} pads as many elements as its kernel has")
+        raise SmallInputError("the pads are not smaller than the kernel")
     try:
         return np.asarray(windows_of(
             x, kernel, fill, behind, strides=strides, dilations=dilations, pads=call.attribute("pads"), auto_pad=auto,
