@@ -91,6 +91,25 @@ class Unsqueeze(OpRun):  # type: ignore[misc]
         return (MOVES["Unsqueeze"](x, np.ravel(axes)),)
 
 
+class Pad(OpRun):  # type: ignore[misc]
+    """Pad, of every version: onnx 1.23 refuses negative pads, which remove elements."""
+
+    def _run(
+        self, x: Any, pads: Any = None, fill: Any = None, axes: Any = None, mode: Any = None, value: Any = None,
+        paddings: Any = None,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        before, behind = np.split(np.ravel(paddings if pads is None else pads), 2)
+        chosen = range(x.ndim) if axes is None else [int(axis) % x.ndim for axis in np.ravel(axes)]
+        widths = [(0, 0)] * x.ndim
+        for axis, first, last in zip(chosen, before.tolist(), behind.tolist(), strict=True):
+            x = np.take(x, range(max(0, -first), x.shape[axis] - max(0, -last)), axis)
+            widths[axis] = max(0, first), max(0, last)
+        number = value or 0 if fill is None else np.ravel(fill)[0]
+        if mode in (None, "constant"):
+            return (np.pad(x, widths, constant_values=number).astype(x.dtype),)
+        return (np.pad(x, widths, mode),)
+
+
 class Dropout(OpRun):  # type: ignore[misc]
     """Dropout, which passes its input on; in training, it is random."""
 
@@ -212,7 +231,7 @@ class DequantizeLinear(op_dequantize_linear.DequantizeLinear_25):  # type: ignor
 
 
 OPERATORS = (
-    Loop, Scan, Slice, Squeeze, Unsqueeze, Dropout, Softmax, LogSoftmax, Hardmax, OneHot, BatchNormalization,
+    Loop, Scan, Slice, Squeeze, Unsqueeze, Pad, Dropout, Softmax, LogSoftmax, Hardmax, OneHot, BatchNormalization,
     LpNormalization, LRN, DequantizeLinear, *WINDOWS,
 )  # fmt: skip
 """For `onnx.reference.ReferenceEvaluator(model, new_ops=OPERATORS)`."""

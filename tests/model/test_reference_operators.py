@@ -71,6 +71,21 @@ def test_constants_through_them_keep_their_values(op, opset, attributes, more):
     assert rnn_lower.prove(model, lowered)
 
 
+@pytest.mark.parametrize("pads", [(1, 0, 2, 0, 1, 0), (-1, 0, 0, 0, -1, 0), (0, 1, -1, 1, 0, -1)])
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect"])
+@pytest.mark.parametrize("opset", [2, 11, 18])
+def test_pad_equals_onnxruntime(opset, mode, pads):
+    more = {} if opset < 11 else {"pads": np.array(pads)}
+    attributes = {"pads": list(pads)} if opset < 11 else {}
+    node = helper.make_node("Pad", ["x", *more], ["y"], mode=mode, **attributes)
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, A.shape)]
+    inputs += [helper.make_tensor_value_info("pads", TensorProto.INT64, [6])] if more else []
+    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=7)
+    (wanted,), (found,) = run_onnxruntime(model, {"x": A, **more}), evaluator(model).run(None, {"x": A, **more})
+    np.testing.assert_array_equal(found, wanted)
+
+
 @pytest.mark.parametrize("axis", [None, 0, 1, -2])
 @pytest.mark.parametrize("values", [(0, 1), (-np.inf, 0), (-1e30, 0.5)])
 @pytest.mark.parametrize("opset", [9, 11, 17])
@@ -110,8 +125,8 @@ def test_constants_that_the_evaluator_gets_wrong_keep_their_values(op):
 
 def test_no_corrected_operator_is_folded_by_onnxscript():
     corrected = {operator.__name__ for operator in reference_operators.OPERATORS}
-    # Of Slice, Squeeze and Unsqueeze, only uses that are right are folded; onnxscript never folds DequantizeLinear.
-    assert corrected & evaluate.TRUSTED == {"Slice", "Squeeze", "Unsqueeze", "DequantizeLinear"}
+    # Of Slice, Squeeze, Unsqueeze and Pad, only uses that are right are folded; onnxscript never folds DequantizeLinear.
+    assert corrected & evaluate.TRUSTED == {"Slice", "Squeeze", "Unsqueeze", "DequantizeLinear", "Pad"}
     assert corrected >= evaluate.CORRECTED
 
 
