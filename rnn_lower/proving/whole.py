@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from rnn_lower.driver.plan import document_without_sequences
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import NODE_MARK, count_nodes, nodes, recurrent_nodes, subgraphs
+from rnn_lower.ir.walk import count_nodes, nodes, recurrent_nodes, subgraphs
 from rnn_lower.loops.unrolling import LOOPS
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
@@ -68,10 +68,10 @@ def raises(before: ir.Model, after: ir.Model) -> bool:
 
 
 def _repeating(model: ir.Model) -> set[tuple[str, tuple[str | None, ...]]]:
-    """The recurrent nodes and the loops that rnn_lower did not emit, by operator and outputs."""
+    """The recurrent nodes and the loops, by operator and outputs."""
     chosen = [node for node, _ in nodes(model) if node.domain in DEFAULT_DOMAINS]
     recurrent = [node for node in chosen if node.op_type in OP_TYPES and any(map(_is_read, node.outputs))]
-    loops = [node for node in chosen if node.op_type in LOOPS and NODE_MARK not in node.metadata_props]
+    loops = [node for node in chosen if node.op_type in LOOPS]
     return {(node.op_type, tuple(value.name for value in node.outputs)) for node in (*recurrent, *loops)}
 
 

@@ -603,6 +603,17 @@ def test_a_loop_that_repeats_a_row_is_not_raised():
     assert loops_of(rnn_lower.raise_loops(model)) != []
 
 
+def test_a_loop_that_lowering_emitted_is_unrolled_and_proved():
+    model, _ = build(Case("GRU", 17, T=4, N=2, outputs=("Y",)))
+    scan = rnn_lower.lower(model, form="scan")
+    unrolled = rnn_lower.lower(scan, loops=True)
+    assert loops_of(unrolled) == []
+    assert rnn_lower.prove(scan, unrolled).ok
+    weight = next(tensor for tensor in unrolled.graph.initializer if tensor.name.endswith("R_h"))
+    weight.CopyFrom(onnx.numpy_helper.from_array(2 * onnx.numpy_helper.to_array(weight), weight.name))
+    assert not rnn_lower.prove(scan, unrolled).ok
+
+
 def test_a_loop_that_reads_no_steps_is_left():
     model = scanned()
     body = next(a.g for node in model.graph.node if node.op_type == "Scan" for a in node.attribute if a.name == "body")
