@@ -27,7 +27,7 @@ WIDENINGS = {
 
 HALVES = (_F.FLOAT16, _F.BFLOAT16)
 
-MOVES = (*DATA_MOVEMENT, "Cast", "ConstantOfShape", "Shape", "Tile", "Where")
+WITHOUT_ARITHMETIC = (*DATA_MOVEMENT, "Cast", "ConstantOfShape", "Shape", "Tile", "Where")
 """Operators that compute no floats."""
 
 WIDE_INTEGERS = (_F.INT32, _F.INT64)
@@ -125,7 +125,7 @@ class ElementTypes:
             if dtype == _F.DOUBLE and self._dtype not in (dtype, None) and node.op_type != "Cast":
                 text = f"{node.op_type} '{node.name}' computes in double, but the node in {_name(self._dtype)}"
                 raise WrongError(f"{text}; runtimes lack some of the kernels")
-            if dtype in HALVES and node.op_type not in MOVES:
+            if dtype in HALVES and node.op_type not in WITHOUT_ARITHMETIC:
                 raise WrongError(
                     f"{node.op_type} '{node.name}' rounds to {_name(dtype)}, but lowered nodes compute in float"
                 )
@@ -193,7 +193,7 @@ class ElementTypes:
 
 
 def _source(value: ir.Value) -> ir.Value:
-    """The value of which this one is a copy."""
+    """The value that Identity nodes copy to this value."""
     while (node := value.producer()) is not None and node.op_type == "Identity" and node.inputs[0] is not None:
         value = node.inputs[0]
     return value

@@ -48,7 +48,7 @@ class Observed:
             sizes, most = {size for size, _ in pairs}, max(position for _, position in pairs)
             if len(sizes) == 1 and most < max(sizes) - 1:
                 text = f"{node.op_type} '{node.name}' selects from axis {axis} of size {max(sizes)}"
-                raise OutOfScopeError(f"{text} at computed positions, of which the largest was {most}")
+                raise OutOfScopeError(f"{text} at computed positions, at most at {most}")
 
 
 class EmittedInterpreter(Interpreter):

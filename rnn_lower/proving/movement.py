@@ -12,6 +12,7 @@ from rnn_lower.ir.walk import constant
 from rnn_lower.proving.call import Call, Operator, OutOfScopeError, WrongError, known
 from rnn_lower.proving.field import Array
 from rnn_lower.transforms.evaluate import evaluate_node
+from rnn_lower.transforms.reference_operators import padded
 
 
 def _tile(call: Call) -> Array:
@@ -130,12 +131,7 @@ def _pad(call: Call) -> Array:
     fill = call.optional(2)
     if fill is None:
         fill = call.number("value", 0.0) if x.dtype == np.uint64 else np.zeros((), x.dtype)
-    for axis, before, behind in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
-        x = np.take(x, range(max(0, -before), x.shape[axis] - max(0, -behind)), axis)
-        sides = [(max(0, before), max(0, behind)) if k == axis else (0, 0) for k in range(x.ndim)]
-        filled = {"constant_values": fill.ravel()[0]} if mode == "constant" else {}
-        x = np.pad(x, sides, mode=mode, **filled)
-    return x
+    return np.asarray(padded(x, axes, pads, mode, fill.ravel()[0]))
 
 
 def _gather(call: Call) -> Array:

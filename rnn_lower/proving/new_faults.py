@@ -18,9 +18,9 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.transforms.strip_weights import malformed, misdeclared, without_annotations
 
-PLACE = "location"
+LOCATION = "location"
 
-EXTERNAL_KEYS = (PLACE, "offset", "length", "checksum")
+EXTERNAL_KEYS = (LOCATION, "offset", "length", "checksum")
 """The keys of external data that onnxruntime accepts."""
 
 
@@ -185,8 +185,8 @@ def _escaping_files(document: Document) -> set[str]:
     if folder is None:
         return set()
     external = filter(protobuf.is_external, protobuf.tensors(document.proto))
-    named = [(tensor.name, entry.value) for tensor in external for entry in tensor.external_data if entry.key == PLACE]
-    return {name for name, place in named if not (folder / place).resolve().is_relative_to(folder.resolve())}
+    files = [(t.name, folder / entry.value) for t in external for entry in t.external_data if entry.key == LOCATION]
+    return {name for name, file in files if not file.resolve().is_relative_to(folder.resolve())}
 
 
 def _bodies(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:

@@ -47,8 +47,8 @@ class CheckReport:
     judge, runner: the runtimes of the original and of the lowered model.  runs: the number of runs.
     nothing_compared: why equal outputs prove nothing; empty if they do prove something.
     changed: other differences between the files; set only if one file was lowered from the other.
-    unreached: recurrent nodes that are not proved, and of which no output shows three steps with rows of different
-    length.
+    unreached: recurrent nodes without a proof whose runs of three steps, with rows of different length, no output
+    shows.
     located: nodes that a proof found to be different functions, with the step and the gate of the first difference.
     proved: names of the nodes that were proved before.  runs_of_unproved: how the other replaced nodes ran.
     counterexample: the file with inputs for which the outputs differ.

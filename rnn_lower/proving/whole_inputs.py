@@ -155,7 +155,7 @@ def sizes_beyond_all(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> It
 
 
 def _new_sizes(model: ir.Model, names: Iterable[str], numbers: Iterable[int]) -> Iterator[dict[str, int]]:
-    """Yield sizes of which one is a number that it is not among the small sizes, and the others are 2."""
+    """Yield sizes in which one name has a number that the small sizes lack for it, and all others are 2."""
     tried = list(small_sizes(model))
     for number, name in itertools.product(numbers, names):
         if number not in {sizes[name] for sizes in tried}:

@@ -37,12 +37,13 @@ def _windows(call: Call, x: Array, kernel: Sequence[int], fill: Any, behind: Any
     is_wide = any(s > r for s, r in zip(strides, extents_of(kernel, dilations), strict=True))
     if "SAME" in auto and (is_wide or (max(dilations, default=1) > 1 and "Pool" in call.node.op_type)):
         raise OutOfScopeError(f"{call.label} has an auto_pad for dilations or strides, where runtimes pad differently")
-    pads = call.attribute("pads") or ()
-    if "Pool" in call.node.op_type and any(pad >= size for pad, size in zip(pads, (*kernel, *kernel), strict=False)):
+    pads = call.attribute("pads")
+    sides = zip(pads or (), (*kernel, *kernel), strict=False)
+    if "Pool" in call.node.op_type and any(pad >= size for pad, size in sides):
         raise SmallInputError("the pads are not smaller than the kernel")
     try:
         return np.asarray(windows_of(
-            x, kernel, fill, behind, strides=strides, dilations=dilations, pads=call.attribute("pads"), auto_pad=auto,
+            x, kernel, fill, behind, strides=strides, dilations=dilations, pads=pads, auto_pad=auto,
             ceil_mode=call.attribute("ceil_mode", 0),
         ))  # fmt: skip
     except ValueError:

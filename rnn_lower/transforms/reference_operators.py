@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,6 +91,15 @@ class Unsqueeze(OpRun):  # type: ignore[misc]
         return (MOVES["Unsqueeze"](x, np.ravel(axes)),)
 
 
+def padded(x: Any, axes: Sequence[int], pads: Sequence[int], mode: Any, number: Any) -> Any:
+    """x with elements added at the ends of axes, or removed by negative pads. number: of the mode "constant"."""
+    for axis, before, behind in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
+        x = np.take(x, range(max(0, -before), x.shape[axis] - max(0, -behind)), axis)
+        sides = [(max(0, before), max(0, behind)) if k == axis else (0, 0) for k in range(x.ndim)]
+        x = np.pad(x, sides, mode, **({"constant_values": number} if mode == "constant" else {}))
+    return x
+
+
 class Pad(OpRun):  # type: ignore[misc]
     """Pad, of every version: onnx 1.23 refuses negative pads, which remove elements."""
 
@@ -98,16 +107,9 @@ class Pad(OpRun):  # type: ignore[misc]
         self, x: Any, pads: Any = None, fill: Any = None, axes: Any = None, mode: Any = None, value: Any = None,
         paddings: Any = None,
     ) -> tuple[Any, ...]:  # fmt: skip
-        before, behind = np.split(np.ravel(paddings if pads is None else pads), 2)
         chosen = range(x.ndim) if axes is None else [int(axis) % x.ndim for axis in np.ravel(axes)]
-        widths = [(0, 0)] * x.ndim
-        for axis, first, last in zip(chosen, before.tolist(), behind.tolist(), strict=True):
-            x = np.take(x, range(max(0, -first), x.shape[axis] - max(0, -last)), axis)
-            widths[axis] = max(0, first), max(0, last)
         number = value or 0 if fill is None else np.ravel(fill)[0]
-        if mode in (None, "constant"):
-            return (np.pad(x, widths, constant_values=number).astype(x.dtype),)
-        return (np.pad(x, widths, mode),)
+        return (padded(x, chosen, np.ravel(paddings if pads is None else pads).tolist(), mode or "constant", number),)
 
 
 class Dropout(OpRun):  # type: ignore[misc]
