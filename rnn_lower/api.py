@@ -575,8 +575,9 @@ def prove(
     Raises RnnLowerError if a model cannot be read; errors in a lowered model are reported in the Proof.
     """
     from rnn_lower.proving import prover
+    from rnn_lower.raising.raise_loops import raised_document  # loaded only for raising
 
-    proof = prover.prove_models(original, lowered, points, seed)
+    proof = prover.prove_models(original, lowered, points, seed, raised=raised_document)
     if counterexample is None or proof.ok:
         return proof
     from rnn_lower.checking import checker, subprocess_run  # loads onnxruntime

@@ -16,6 +16,7 @@ from rnn_lower.checking.samples import Feeds
 from rnn_lower.proving import prover
 from rnn_lower.proving.model_inputs import fixed_sizes, required_inputs
 from rnn_lower.proving.report import CheckReport, Proof
+from rnn_lower.raising.raise_loops import raised_document
 from rnn_lower.shapes.shape_info import plain_dim
 from rnn_lower.validation import check_numbers, check_texts
 
@@ -38,7 +39,7 @@ def compare_models(
     models = ModelPair(original, lowered, on)
     proof = exact if isinstance(exact, Proof) else None
     if exact is True:
-        proof = prover.quick_proof(models.original, models.lowered, PROOF_SECONDS)
+        proof = prover.quick_proof(models.original, models.lowered, PROOF_SECONDS, raised_document)
     provided = [] if inputs is None else [input_files.load_inputs(inputs, models.original.model)]
     models.is_proved = is_same = proof is not None and bool(proof.nodes) and proof.ok
     comparison = Comparison(rtol, atol, rounding=is_same)

@@ -111,11 +111,11 @@ def _lower_one(arguments: argparse.Namespace) -> int:
         selection.check()
         counts.extend(count_file(path) for path in (arguments.model, lowered))
         proof: Proof | None = None
+        before = arguments.model
         with _unnamed(lowered):
+            if arguments.raise_loops and (arguments.prove or arguments.check):
+                before = api.raise_loops(before, dims=options.get("dims"))  # which proves it; only lowering remains
             if arguments.prove:
-                before = arguments.model
-                if arguments.raise_loops:  # raising was proved already; only the lowering remains
-                    before = api.raise_loops(arguments.model, dims=options.get("dims"))
                 proof = api.prove(before, lowered)
                 reports.append(proof)
             if arguments.check:
@@ -123,7 +123,7 @@ def _lower_one(arguments: argparse.Namespace) -> int:
 
                 held = None if arguments.raise_loops else proof
                 report = api.check(arguments.model, lowered, proof=held, **comparison(arguments))
-                changed = tuple(prover.changes(arguments.model, lowered))
+                changed = tuple(prover.changes(before, lowered))
                 reports.append(dataclasses.replace(report, changed=changed))
         return all(report.ok for report in reports)
 

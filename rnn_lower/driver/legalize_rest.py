@@ -1,9 +1,12 @@
-"""Legalize the other nodes: replace those that the target does not support and the patterns can express."""
+"""Legalize the other nodes: replace those that the target does not support and the patterns can express.
+
+This comes before lowering, so that `prove` can do the same with the original.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 from onnx_ir import convenience
@@ -16,31 +19,48 @@ from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import Scope, nodes, subgraphs, used_names
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.legalizer import legalize_copy
+from rnn_lower.loops.model import MARK
 from rnn_lower.lowering.node import OPERATORS
+from rnn_lower.options import Options
 from rnn_lower.shapes.shape_info import ShapeInfo, declared_by
+from rnn_lower.targeting import find_target
 from rnn_lower.targeting.profile import Target
 
 logger = logging.getLogger("rnn_lower")
 
 LEGALIZED = "rnn_lower.legalized"
 """The metadata key of nodes that replace a node of the model other than a recurrent node, and of nodes that read the
-replaced values. The metadata value is the operator."""
+replaced values. The metadata value consists of the target, and of ALL if not only nodes of rnn_lower were chosen."""
+
+ALL = " --legalize-all"
+
+MADE = "stream/"
+"""The start of the names of nodes that `stream` adds."""
 
 
-def legalize_rest(
-    model: ir.Model, target: Target, shape_info: ShapeInfo, select: Callable[[ir.Node], bool]
-) -> None:  # fmt: skip
-    """Replace selected nodes with nodes that the target supports, as far as possible."""
-    if target.constraints.silent:
-        return
+def needs_legalization(model: ir.Model, options: Options) -> bool:
+    """Whether there may be nodes for `legalize_rest`."""
+    silent = find_target(options.target).constraints.silent
+    return not silent and (options.legalize_all or any(_is_own(node) for node, _ in nodes(model)))
+
+
+def _is_own(node: ir.Node) -> bool:
+    """Whether unrolling or streaming added this node."""
+    return MARK in node.metadata_props or (node.name or "").startswith(MADE)
+
+
+def legalize_rest(model: ir.Model, options: Options) -> None:
+    """Replace nodes with ones that the target supports, as far as possible: all nodes on request, else own ones."""
+    target = find_target(options.target)
     names, count = Names(used_names(model)), 0
     constants = ModelConstants(model, names)
-    for node, scope, checker in list(_unsupported(model, target, shape_info)):
-        if not select(node):
+    mark = f"{options.target}{ALL if options.legalize_all else ''}"
+    for node, scope, checker in list(_unsupported(model, target, ShapeInfo(model))):
+        if not (options.legalize_all or _is_own(node)):
             continue
         name = node.name or node.op_type.lower()
         b = GraphBuilder(scope.opset, ir.DataType.FLOAT, names, constants.pool(scope), name)
-        count += _replace(node, scope, checker, b)
+        count += _replace(node, scope, checker, b, mark)
     constants.register()
     if count:
         logger.info(
@@ -62,7 +82,15 @@ def _unsupported(
             yield node, scope, checker
 
 
-def _replace(node: ir.Node, scope: Scope, checker: ConstraintChecker, b: GraphBuilder) -> bool:
+def legalize_as(model: ir.Model, marks: Iterable[str]) -> None:
+    """Replace nodes of a model in place as the metadata values state."""
+    for mark in marks:
+        target = mark.removesuffix(ALL)
+        legalize_rest(model, Options(target=target, legalize_all=target != mark))
+
+
+def _replace(node: ir.Node, scope: Scope, checker: ConstraintChecker, b: GraphBuilder, mark: str) -> bool:
+    """Replace a node if its patterns can express it; returns whether they can."""
     try:
         emitted, results = legalize_copy(node, b, checker)
     except UnsupportedError:
@@ -77,10 +105,10 @@ def _replace(node: ir.Node, scope: Scope, checker: ConstraintChecker, b: GraphBu
             renamed[new] = old
         else:  # a constant, or what the node reads, keeps its name
             for user, _ in old.uses():
-                user.metadata_props[LEGALIZED] = node.op_type
+                user.metadata_props[LEGALIZED] = mark
             old.replace_all_uses_with(new)
     for new_node in emitted:
-        new_node.metadata_props[LEGALIZED] = node.op_type
+        new_node.metadata_props[LEGALIZED] = mark
     convenience.replace_nodes_and_values(scope.graph, node, [node], emitted, list(renamed.values()), list(renamed))
     return True
 

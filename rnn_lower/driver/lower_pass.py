@@ -14,7 +14,7 @@ from onnx_ir import convenience
 from typing_extensions import Unpack
 
 from rnn_lower.driver.inline_functions import inline_functions, inline_recurrent
-from rnn_lower.driver.legalize_rest import legalize_rest
+from rnn_lower.driver.legalize_rest import legalize_rest, needs_legalization
 from rnn_lower.driver.plan import Plan, remove_unused
 from rnn_lower.driver.suggestions import advised
 from rnn_lower.errors import RnnLowerError, UnsupportedError, public
@@ -90,7 +90,8 @@ def lower_in_place(model: ir.Model, options: Options) -> list[Record]:
 
     def work() -> list[Record]:
         chosen = at_opset_of_target(model, options)
-        if chosen.opset is None and not options.dims and not any(_folds_and_unrolls(model, options)):
+        changes_all = options.dims or any(_folds_and_unrolls(model, options)) or needs_legalization(model, options)
+        if chosen.opset is None and not changes_all:
             return replace_nodes(model, options)
         copy = model.clone()  # weights are shared, not copied
         records = lower_model(copy, chosen)
@@ -104,10 +105,11 @@ def lower_in_place(model: ir.Model, options: Options) -> list[Record]:
     return advised(work, options, model.clone, attempt)
 
 
-def prepared(document: Document, options: Options) -> tuple[Document, Options]:
+def prepared(document: Document, options: Options, keep_loops: bool = False) -> tuple[Document, Options]:
     """Return the document to lower, and the options that remain.
 
     Folding and unrolling the model's own loops change all of a model, so they come first.
+    keep_loops: leave loops that cannot be unrolled, although `options.loops` asks for it.
     """
     if not any(_folds_and_unrolls(document.model, options)):
         return document, options
@@ -130,7 +132,7 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
                 if value.is_graph_output():
                     declared[value.name] = value.shape or shape
                 value.shape = shape
-        changed, notes = _change_all(model, options)
+        changed, notes = _change_all(model, options, keep_loops)
         if not declared:
             return
         shape_info = ShapeInfo(model)  # folding and unrolling find more sizes
@@ -174,7 +176,7 @@ def _folds_and_unrolls(model: ir.Model, options: Options) -> tuple[bool, bool]:
     return options.fold or needs_sizes, (options.loops or lacks_loops) and any(loops(model))
 
 
-def _change_all(model: ir.Model, options: Options) -> tuple[bool, list[str]]:
+def _change_all(model: ir.Model, options: Options, keep_loops: bool = False) -> tuple[bool, list[str]]:
     """Fold constants and unroll loops; returns whether the model changed, and why loops stay."""
     folded, unrolls = _folds_and_unrolls(model, options)
     if folded:
@@ -192,7 +194,7 @@ def _change_all(model: ir.Model, options: Options) -> tuple[bool, list[str]]:
     if with_loops:
         inline_functions(model, with_loops)
     done, refusals = unroll_loops(model, options.max_nodes)
-    if refusals and options.loops:
+    if refusals and options.loops and not keep_loops:
         more = f" (and {len(refusals) - 1} more loop{'s' * (len(refusals) > 2)})" if len(refusals) > 1 else ""
         raise UnsupportedError(f"{refusals[0]}{more}")
     if done:
@@ -275,7 +277,10 @@ def lower_model(
 
 
 def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | None = None) -> list[Record]:
-    """Replace all chosen nodes, or none of them."""
+    """Replace all chosen recurrent nodes, or none of them; legalize other nodes first."""
+    if needs_legalization(model, options):
+        legalize_rest(model, options)
+        outline = None
     shape_info = ShapeInfo(model, outline)
     plan = Plan(model, options, shape_info)
     read = [value for new in plan.replacements for value in new.site.node.node.inputs if value is not None]
@@ -286,9 +291,6 @@ def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | 
         )
     remove_unused(read)
     target = find_target(options.target)
-    rest = {node for node, _ in nodes(model) if options.legalize_all or MARK in node.metadata_props}
-    if rest:
-        legalize_rest(model, target, ShapeInfo(model), rest.__contains__)
     if count := sum((node.domain, node.op_type) == ("com.microsoft", "AttnLSTM") for node, _ in nodes(model)):
         text = "the only operator of onnxruntime that rnn_lower lowers is DynamicQuantizeLSTM"
         logger.warning("%d AttnLSTM (com.microsoft) were not lowered; %s", count, text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,46 +13,40 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from rnn_lower.driver.legalize_rest import LEGALIZED
-from rnn_lower.driver.lower_pass import prepared
 from rnn_lower.driver.plan import read_document
-from rnn_lower.driver.suggestions import unlogged
-from rnn_lower.errors import ConversionError, RnnLowerError
+from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.walk import (
     NODE_MARK,
     Scope,
     known_tensor,
-    nodes,
-    opset_of,
     owner_of,
     recurrent_nodes,
     roots,
     subgraphs,
 )
+from rnn_lower.loops.unrolling import LOOPS
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
-from rnn_lower.opset.convert import converted
-from rnn_lower.options import Dims, Options
 from rnn_lower.proving import model_diff
 from rnn_lower.proving.equations import INPUTS
 from rnn_lower.proving.inline import CallError, without_made_calls
-from rnn_lower.proving.model_inputs import fixed_sizes
 from rnn_lower.proving.new_faults import new_faults
 from rnn_lower.proving.node_proof import Task, prove_node
 from rnn_lower.proving.program import read_by
 from rnn_lower.proving.report import DIFFERENT, NodeProof, Proof
-from rnn_lower.proving.whole import prove_whole, raises, rewrites_loops
+from rnn_lower.proving.rewriting import FOLDING, RAISING, Raise, Step, rewritings, rewritten
+from rnn_lower.proving.whole import prove_whole, raises
 from rnn_lower.sandbox.resource_limits import one_child
-from rnn_lower.shapes.fixed_dims import axis_name
-from rnn_lower.transforms.fold import is_folded
 from rnn_lower.validation import check_numbers
 
 Graph = ir.Graph | ir.Function
 
 
 @one_child()
-def prove_models(original: Any, lowered: Any, points: int, seed: int, seconds: float = math.inf) -> Proof:
+def prove_models(
+    original: Any, lowered: Any, points: int, seed: int, seconds: float = math.inf, raised: Raise | None = None
+) -> Proof:  # fmt: skip
     """The proof for two models; see `rnn_lower.prove`. seconds: after this time, the rest is out of scope."""
     deadline = time.thread_time() + seconds
     check_numbers(points=points, seed=seed)
@@ -59,7 +54,7 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int, seconds: f
     faults = new_faults(source, after)
     with _named(path):
         try:
-            proof = _prove(source, after, points, seed, deadline)
+            proof = _prove(source, after, points, seed, deadline, raised)
         except RnnLowerError as error:
             if not faults and not isinstance(error, CallError):
                 raise
@@ -67,31 +62,39 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int, seconds: f
     return dataclasses.replace(proof, changed=(*proof.changed, *faults))
 
 
-def _prove(source: Document, lowered: Document, points: int, seed: int, deadline: float) -> Proof:
-    """The proof of each node, or of the whole models where lowering rewrote loops, folded or legalized other nodes."""
-    before, after = _comparable(source, lowered)
-    if rewrites_loops(before.model, after.model):
-        return _prove_whole(before, after, points, seed, deadline)
-    if is_folded(source.proto) and (proof := _prove_nodes(before, after, points, seed, deadline)).ok:
-        return proof  # constants were folded before
-    folded = _folded(source, after) if is_folded(after.proto) else before
-    proof = _prove_nodes(folded, after, points, seed, deadline)
-    if proof.changed and _is_legalized(after) and all(node.ok for node in proof.nodes):
-        whole = _prove_whole(before, after, points, seed, deadline)
-        proof = whole if whole.ok else proof
-        folded = before
-    if folded is before or _is_same(folded, before):
-        return proof
-    folding = prove_whole(before, folded, points, seed, deadline)
-    unproved = tuple(f"the result of constant folding is not proved correct: {why}" for why in folding.reasons)
-    return dataclasses.replace(proof, changed=(*proof.changed, *unproved), whole=True)
+def _prove(
+    source: Document, lowered: Document, points: int, seed: int, deadline: float, raised: Raise | None
+) -> Proof:  # fmt: skip
+    """The proof of each node, and of each step that changed the whole model before."""
+    after, best = _comparable(source, lowered), None
+    for before, steps in rewritings(source, after, raised):
+        proof = _prove_nodes(before, after, points, seed, deadline)
+        if proof.ok:
+            return functools.reduce(lambda proof, step: _with_step(proof, step, points, seed, deadline), steps, proof)
+        if best is None or _faults(proof) < _faults(best):
+            best = proof
+    assert best is not None
+    if raises(source.model, after.model):  # by hand, or by another tool
+        converted, _ = rewritten(source, after)
+        return _with_step(Proof(()), Step(RAISING, converted, after), points, seed, deadline)
+    return best
 
 
-def _prove_whole(before: Document, after: Document, points: int, seed: int, deadline: float) -> Proof:
-    """The proof that two models compute the same, and that nothing but their nodes and weights differs."""
-    proof = prove_whole(before, after, points, seed, deadline, exact_sizes=raises(before.model, after.model))
-    changed = model_diff.frame_changes((before.proto, before.folder), (after.proto, after.folder))
-    return dataclasses.replace(proof, changed=(*proof.changed, *changed))
+def _faults(proof: Proof) -> int:
+    return len(proof.changed) + sum(not node.ok for node in proof.nodes)
+
+
+def _with_step(proof: Proof, step: Step, points: int, seed: int, deadline: float) -> Proof:
+    """The proof of nodes with that of a step: the loops that the step replaced, and why it is not proved."""
+    is_raised = step.what == RAISING
+    whole = prove_whole(step.before, step.after, points, seed, deadline, exact_sizes=is_raised)
+    replaced = tuple(node for node in whole.nodes if node.op_type in LOOPS)
+    others = Proof(tuple(node for node in whole.nodes if node not in replaced), whole.changed)
+    unproved = [f"the result of {step.what} is not proved correct: {why}" for why in others.reasons]
+    if step.what != FOLDING:  # which may lose parts that compute nothing
+        models = ((document.proto, document.folder) for document in (step.before, step.after))
+        unproved += model_diff.frame_changes(*models)
+    return Proof((*replaced, *proof.nodes), (*proof.changed, *unproved), whole=True)
 
 
 def _prove_nodes(before: Document, after: Document, points: int, seed: int, deadline: float) -> Proof:
@@ -105,41 +108,17 @@ def _prove_nodes(before: Document, after: Document, points: int, seed: int, dead
 
 @one_child()
 def changes(original: Any, lowered: Any) -> list[str]:
-    """The differences between two models apart from their recurrent nodes and loops."""
+    """The differences between two models apart from their recurrent nodes, and from what lowering rewrote before."""
     (source, path), (lowered_document, _) = map(files.open_model, (original, lowered))
     with _named(path):
-        before, after = _comparable(source, lowered_document)
-        faults = new_faults(source, lowered_document)
-        if rewrites_loops(before.model, after.model):  # which may change every node
-            return [*model_diff.frame_changes((before.proto, before.folder), (after.proto, after.folder)), *faults]
-        changed = _changes_beside_nodes(before, after)
-        if changed and is_folded(after.proto):
-            changed = _changes_beside_nodes(_folded(source, after), after)
-        is_proved = changed and _is_legalized(after) and _prove_whole(before, after, 1, 0, math.inf).ok
-        return [*([] if is_proved else changed), *faults]
+        after = _comparable(source, lowered_document)
+        found = [_changes_beside_nodes(before, after) for before, _ in rewritings(source, after)]
+        return [*min(found, key=len), *new_faults(source, lowered_document)]
 
 
 def _changes_beside_nodes(before: Document, after: Document) -> list[str]:
     """The differences between two models outside their recurrent nodes."""
     return model_diff.only_recurrent_nodes_changed((before.proto, before.folder), (after.proto, after.folder))
-
-
-def _is_same(folded: Document, before: Document) -> bool:
-    """Whether folding changed nothing that computes."""
-    a, b = folded.proto, before.proto
-    return bool(a.graph == b.graph) and list(a.functions) == list(b.functions)
-
-
-def _is_legalized(document: Document) -> bool:
-    """Whether lowering also replaced nodes that are not recurrent."""
-    return any(LEGALIZED in node.metadata_props for node, _ in nodes(document.model))
-
-
-def _folded(original: Document, lowered: Document) -> Document:
-    """The original with folded constants, at the sizes and the opset of the lowered model."""
-    options = Options(fold=True, dims=_sizes_of(lowered, original))
-    with unlogged():  # lowering logged this already
-        return _at_opset_of(lowered, prepared(original.copied(), options)[0])
 
 
 @contextlib.contextmanager
@@ -151,39 +130,21 @@ def _named(path: str | None) -> Iterator[None]:
         raise type(error)(f"{path}: {error}" if path else str(error)) from None
 
 
-def _comparable(before: Document, after: Document) -> tuple[Document, Document]:
-    """Both models at the opset and sizes of the lowered one, with emitted function calls inlined."""
+def _comparable(before: Document, after: Document) -> Document:
+    """The lowered model with emitted function calls inlined. Raises RnnLowerError for invalid models."""
     for document in (before, after):
         document.check_data()
     read_document(before)  # only to reject invalid nodes
     plain = without_made_calls(after.proto, before.proto)
-    after = after if plain is after.proto else Document(plain, after.folder)
-    if sizes := _sizes_of(after, before):
-        before = before.copied().fixed(sizes)
-    try:
-        return _at_opset_of(after, before), after
-    except ConversionError:
-        if not is_folded(after.proto):
-            raise
-        return before, after  # folding removed the node that cannot be converted
+    return after if plain is after.proto else Document(plain, after.folder)
 
 
-def _sizes_of(lowered: Document, original: Document) -> Dims | None:
-    """The free sizes of the original's inputs that the lowered model fixes."""
-    fixed = fixed_sizes(original.model, lowered.proto)
-    return {axis_name(name, axis): size for (name, axis), size in fixed.items()} or None
-
-
-def _at_opset_of(lowered: Document, original: Document) -> Document:
-    """The original at the opset of the lowered model, so that conversion does not count as a change."""
-    opset = opset_of(lowered.proto)
-    return original if opset in (None, opset_of(original.proto)) else converted(original, opset)
-
-
-def quick_proof(original: Document, lowered: Document, seconds: float) -> Proof | None:
+def quick_proof(
+    original: Document, lowered: Document, seconds: float, raised: Raise | None = None
+) -> Proof | None:  # fmt: skip
     """The proof as far as it gets in `seconds`, or None if the models cannot be proved at all."""
     try:
-        return prove_models(original, _without_unread_weights(lowered, original), 1, 0, seconds)
+        return prove_models(original, _without_unread_weights(lowered, original), 1, 0, seconds, raised)
     except RnnLowerError:
         return None
 

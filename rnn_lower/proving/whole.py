@@ -56,12 +56,6 @@ INTEGER_DRAWS, LARGE_DRAWS, NUMBER_DRAWS = 12, 16, 8
 """The numbers of draws: of small integers and booleans for each set of sizes, of large integers, and per constant."""
 
 
-def rewrites_loops(before: ir.Model, after: ir.Model) -> bool:
-    """Whether `after` lacks a loop of `before`, or has recurrent nodes that `before` lacks."""
-    gone = any(key[0] in LOOPS for key in _repeating(before) - _repeating(after))
-    return gone or raises(before, after)
-
-
 def raises(before: ir.Model, after: ir.Model) -> bool:
     """Whether `after` has recurrent nodes that `before` lacks."""
     return any(key[0] in OP_TYPES for key in _repeating(after) - _repeating(before))

@@ -79,6 +79,11 @@ def raise_document(document: Document, dims: Dims | None = None) -> tuple[Docume
     return (raised if any(result.op_type for result in results) else document), results
 
 
+def raised_document(document: Document, dims: Dims | None) -> Document:
+    """The model with loops replaced by recurrent nodes, for the prover."""
+    return raise_document(document, dims)[0]
+
+
 def raise_loops(model: ir.Model) -> list[Raised]:
     """Replace loops and chains of steps with recurrent nodes, in place, if the proof succeeds."""
     results: list[Raised] = []

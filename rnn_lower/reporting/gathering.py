@@ -26,6 +26,7 @@ from rnn_lower.modelio.statistics import Count, count
 from rnn_lower.options import ATOL, RTOL, Dims, Options
 from rnn_lower.proving import prover
 from rnn_lower.proving.report import CheckReport, NodeProof, Proof
+from rnn_lower.raising.raise_loops import raised_document
 from rnn_lower.reporting import drawing, page, steps
 from rnn_lower.targeting import TARGETS
 from rnn_lower.targeting.native_support import features
@@ -198,7 +199,7 @@ def gather(model: Any, options: Options, ask: CheckOptions) -> Report:
             path, checker.compare_models, original, lowered, ask.inputs, ask.runs, ask.seed, ask.rtol, ask.atol,
             exact=True,
         )  # fmt: skip
-        proof = _or_reason(lambda: prover.prove_models(original, lowered, 2, ask.seed))
+        proof = _or_reason(lambda: prover.prove_models(original, lowered, 2, ask.seed, raised=raised_document))
         after = files.load(lowered)
         native, size = tuple(read_nodes(after.model, after.shape_info)), count(after.proto)  # its data is temporary
     proofs = {} if isinstance(proof, str) else {(node.name, node.path): node for node in proof.nodes}

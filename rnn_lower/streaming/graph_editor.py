@@ -14,6 +14,7 @@ from onnx import helper
 from rnn_lower.builder.constants import ConstantPool, constant
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand
 from rnn_lower.builder.names import Names
+from rnn_lower.driver.legalize_rest import MADE
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.walk import opset_of, used_names
@@ -23,9 +24,6 @@ from rnn_lower.shapes.sizes import ONE, Size
 from rnn_lower.streaming.axis_info import AxisInfo, old_opset
 from rnn_lower.streaming.initial_states import FromInput, evaluate
 from rnn_lower.streaming.plan import State, is_batch
-
-MADE = "stream/"
-"""The prefix of the names of nodes that carry the state."""
 
 INT64 = ir.DataType.INT64
 

@@ -16,7 +16,7 @@ from typing import BinaryIO
 import onnx
 import onnx_ir as ir
 
-from rnn_lower.driver.legalize_rest import legalize_rest
+from rnn_lower.driver.legalize_rest import MADE
 from rnn_lower.driver.lower_pass import Record, at_opset_of_target, lower_document, prepared
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.ir.walk import opset_of, recurrent_nodes
@@ -28,7 +28,6 @@ from rnn_lower.options import Dims, Options
 from rnn_lower.shapes.shape_info import ShapeInfo
 from rnn_lower.shapes.sizes import GROWS
 from rnn_lower.signals import signals_blocked
-from rnn_lower.streaming.graph_editor import MADE
 from rnn_lower.streaming.naming import packed, renamed
 from rnn_lower.streaming.plan import Plan, fixed_step, read_plan
 from rnn_lower.streaming.rewriting import StreamedModel, streamed
@@ -99,8 +98,6 @@ def make(document: Document, requested: StreamOptions, options: Options) -> Stre
     elif requested.keep_native:
         options = dataclasses.replace(options, select=lambda _: False)
     ready, remaining_options = prepared(Document(model.document.proto, model.document.folder).copied(), options)
-    if options.target is not None:
-        legalize_rest(ready.model, target, ready.shape_info, _is_made)
     records = lower_document(ready, remaining_options)
     if options.target is not None:
         _check_made(ready.model, target)
@@ -112,10 +109,6 @@ def make(document: Document, requested: StreamOptions, options: Options) -> Stre
         )
     native_count = sum(1 for _ in recurrent_nodes(model.document.model)) - len(records)
     return StreamResult(ready, remaining_options.dims, records, model, native_count)
-
-
-def _is_made(node: ir.Node) -> bool:
-    return (node.name or "").startswith(MADE)
 
 
 def _check_made(model: ir.Model, target: Target) -> None:

@@ -340,7 +340,7 @@ def with_unread_rnn(lowered: onnx.ModelProto) -> None:
 
 def with_mark(lowered: onnx.ModelProto) -> None:
     """Mark a node as one that replaced a node that is not recurrent."""
-    lowered.graph.node[0].metadata_props.add(key=LEGALIZED, value="yes")
+    lowered.graph.node[0].metadata_props.add(key=LEGALIZED, value="opencv --legalize-all")
 
 
 FRAME = {
@@ -670,7 +670,7 @@ def test_weights_of_kept_nodes_are_compared_where_a_mark_asks_for_a_whole_proof(
     ])  # fmt: skip
     model.graph.output.append(helper.make_tensor_value_info("Z", 1, None))
     lowered = rnn_lower.lower(model)
-    lowered.graph.node[0].metadata_props.add(key=LEGALIZED, value="Add")
+    lowered.graph.node[0].metadata_props.add(key=LEGALIZED, value="opencv --legalize-all")
     other = next(tensor for tensor in lowered.graph.initializer if tensor.name == "table")
     other.CopyFrom(numpy_helper.from_array(np.where(np.arange(64)[:, None, None] < 40, table, -table), "table"))
     assert not rnn_lower.prove(model, lowered).ok

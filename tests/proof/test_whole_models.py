@@ -8,12 +8,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from judge import close, remaining, run_onnxruntime
+from judge import close, proved_as_wholes, remaining, run_onnxruntime
 from onenode import Case, build
 from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
-from rnn_lower.driver.legalize_rest import LEGALIZED
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.whole import prove_whole
 from rnn_lower.transforms.evaluate import evaluate
@@ -72,19 +71,16 @@ PAIRS = {
 """By what hides the difference: the interface, the constants, the nodes of the original, and those of another model."""
 
 
-def legalized(interface: str, constants: str, nodes: str) -> onnx.ModelProto:
-    """A model whose first node claims that lowering legalized it."""
-    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 17]> g {interface} {constants} {{{nodes}}}')
-    model.graph.node[0].metadata_props.add(key=LEGALIZED, value="yes")
-    return model
+def parsed(interface: str, constants: str, nodes: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 17]> g {interface} {constants} {{{nodes}}}')
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_what_the_compared_sizes_hide(name):
     interface, constants, nodes, others = PAIRS[name]
-    original, other = legalized(interface, constants, nodes), legalized(interface, constants, others)
+    original, other = parsed(interface, constants, nodes), parsed(interface, constants, others)
     if name == "zero points of another type":
-        other = legalized(interface, zero_points("int8"), others)
+        other = parsed(interface, zero_points("int8"), others)
     if name == "a size by another name":
         other.graph.input[0].CopyFrom(INFO("x", TensorProto.FLOAT, ["N", "N", 4]))
     steps = 40 if "long" in name else 5
@@ -95,7 +91,7 @@ def test_what_the_compared_sizes_hide(name):
         feeds["x"] = RNG.standard_normal((3, 1 if name == "one row" else 2, 4)).astype(np.float32)
     results = zip(run_onnxruntime(original, feeds), run_onnxruntime(other, feeds), strict=True)
     assert any(a.shape != b.shape or not np.allclose(a, b, 1e-2, 1e-2) for a, b in results)
-    assert not rnn_lower.prove(original, other).ok
+    assert not proved_as_wholes(original, other).ok
 
 
 SAME = {
@@ -111,9 +107,9 @@ SAME = {
 @pytest.mark.parametrize("name", SAME)
 def test_equal_models_stay_proved(name):
     interface, constants, nodes = SAME[name]
-    original = legalized(interface, constants, nodes)
-    other = legalized(interface, constants, nodes.replace("n = Neg(x)", "m = Neg(x) k1 = Neg(m) n = Neg(k1)"))
-    proof = rnn_lower.prove(original, other)
+    original = parsed(interface, constants, nodes)
+    other = parsed(interface, constants, nodes.replace("n = Neg(x)", "m = Neg(x) k1 = Neg(m) n = Neg(k1)"))
+    proof = proved_as_wholes(original, other)
     assert proof.ok, (proof.reasons, proof.changed)
 
 
@@ -209,7 +205,7 @@ def test_a_limit_of_steps_that_nodes_compute_is_kept(how):
 def test_weights_that_training_updates():
     """Training may update a weight that the other model reads no more."""
     original, other = (
-        legalized(ONE_SIZE, f"<float[1] {name} = {{1.0}}>", f"n = Neg(x) y = Mul(n, {name})") for name in "WV"
+        parsed(ONE_SIZE, f"<float[1] {name} = {{1.0}}>", f"n = Neg(x) y = Mul(n, {name})") for name in "WV"
     )
     for model in (original, other):
         training = model.training_info.add()
@@ -217,7 +213,7 @@ def test_weights_that_training_updates():
         training.algorithm.node.append(helper.make_node("Identity", ["W"], ["next"]))
         training.algorithm.output.append(INFO("next", TensorProto.FLOAT, [1]))
         training.update_binding.add(key="W", value="next")
-    assert not rnn_lower.prove(original, other).ok
+    assert not proved_as_wholes(original, other).ok
 
 
 @pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
@@ -299,7 +295,7 @@ OTHERS = {
 
 
 def _ranked(nodes: str) -> Document:
-    return Document(legalized(ONE_SIZE, "<int64 four = {4}, float one = {1.0}, float three = {3.0}>", nodes))
+    return Document(parsed(ONE_SIZE, "<int64 four = {4}, float one = {1.0}, float three = {3.0}>", nodes))
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -334,9 +330,9 @@ LATE = "n = Neg(x) t = Shape(n) k = Gather(t, a) c = Greater(k, lim) f = Cast<to
 @pytest.mark.parametrize(("old", "new"), [("Greater", "GreaterOrEqual"), ("{2000}", "{2003}"), ("Greater", "Less")])
 def test_comparisons_beyond_all_sizes_are_compared_by_their_structure(old, new):
     limit = LIMIT.replace("{20}", "{2000}")
-    original = Document(legalized(ONE_SIZE, limit, LATE))
-    same = Document(legalized(ONE_SIZE, limit, LATE.replace("y = ", "z = Size(n) y = ")))
-    other = Document(legalized(ONE_SIZE, limit.replace(old, new), LATE.replace(old, new)))
+    original = Document(parsed(ONE_SIZE, limit, LATE))
+    same = Document(parsed(ONE_SIZE, limit, LATE.replace("y = ", "z = Size(n) y = ")))
+    other = Document(parsed(ONE_SIZE, limit.replace(old, new), LATE.replace(old, new)))
     assert prove_whole(original, same, 1, 0, math.inf).ok
     assert not prove_whole(original, other, 1, 0, math.inf).ok
 
@@ -345,12 +341,12 @@ def test_comparisons_beyond_all_sizes_are_compared_by_their_structure(old, new):
 def test_sizes_at_a_limit_are_tried(old, new):
     constants = LIMIT if old.startswith("Greater") else LIMIT.replace(old, new)
     nodes = BRANCH.replace("Greater(", f"{new}(") if old.startswith("Greater") else BRANCH
-    original, other = legalized(ONE_SIZE, LIMIT, BRANCH), legalized(ONE_SIZE, constants, nodes)
+    original, other = parsed(ONE_SIZE, LIMIT, BRANCH), parsed(ONE_SIZE, constants, nodes)
     steps = 20 if old.startswith("Greater") else 21
     feeds = {"x": RNG.standard_normal((steps, 4)).astype(np.float32)}
     results = zip(run_onnxruntime(original, feeds), run_onnxruntime(other, feeds), strict=True)
     assert any(not np.allclose(a, b) for a, b in results)
-    assert not rnn_lower.prove(original, other).ok
+    assert not proved_as_wholes(original, other).ok
 
 
 CELL = "r = RNN <hidden_size = 4> (n, W, R) y = Squeeze (r, a)"
@@ -383,14 +379,14 @@ GATES = CELL.replace("RNN", "GRU").replace("W, R", "W3, R3")
     ],
 )
 def test_what_onnxruntime_refuses_is_not_proved(nodes, others):
-    original, other = (legalized(RECURRENT, WEIGHTS, f"n = Neg(x) {text}") for text in (nodes, others))
+    original, other = (parsed(RECURRENT, WEIGHTS, f"n = Neg(x) {text}") for text in (nodes, others))
     feeds = {"x": RNG.standard_normal((3, 2, 4)).astype(np.float32)}
     run_onnxruntime(original, feeds)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     with pytest.raises(Exception, match="ONNXRuntimeError"):
         onnxruntime.InferenceSession(other.SerializeToString(), options).run(None, feeds)
-    assert not rnn_lower.prove(original, other).ok
+    assert not proved_as_wholes(original, other).ok
 
 
 def test_rows_of_tables_of_other_shapes_differ():
@@ -399,7 +395,7 @@ def test_rows_of_tables_of_other_shapes_differ():
     nodes = "n = Neg(x) i = ArgMax<axis = 1, keepdims = 0>(n) r = Gather(wide, i) y = Slice(r, s, e, e)"
     interface = "(float[T,4] x) => (float[T,1] y)"
     original, same, other = (
-        legalized(interface, constants, text)
+        parsed(interface, constants, text)
         for text in (nodes, nodes.replace("n = Neg(x)", "m = Neg(x) n = Identity(m)"), nodes.replace("wide", "long"))
     )
     assert prove_whole(Document(original), Document(same), 1, 0, math.inf).ok
@@ -419,7 +415,7 @@ def test_a_resize_is_a_product_only_if_all_runtimes_agree(scale, is_product):
     constants = f"<float[2] s = {{1.0, {scale}}}, float[4,{columns}] m = {{{numbers}}}>"
     resized = 'n = Neg(x) y = Resize<mode = "linear">(n, , s)'
     original, same, other = (
-        Document(legalized(interface, constants, text))
+        Document(parsed(interface, constants, text))
         for text in (resized, f"k = Size(x) {resized}", "n = Neg(x) y = MatMul(n, m)")
     )
     assert prove_whole(original, same, 1, 0, math.inf).ok

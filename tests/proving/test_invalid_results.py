@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
-from judge import run_onnxruntime
+from judge import proved_as_wholes, run_onnxruntime
 from onenode import Case, build
 from onnx import TensorProto, helper, numpy_helper
 
@@ -176,11 +176,11 @@ def test_an_invalid_node_in_a_model_that_is_proved_as_a_whole(fault):
     """Its original declares no shape for an output, which onnx's checker refuses, too."""
     model, lowered, feeds = unrolled_scan()
     valid = behind_x(lowered, [N("Slice", ["x", "s", "e"], ["x2"])], s=[0], e=[5])
-    assert rnn_lower.prove(model, valid)
+    assert proved_as_wholes(model, valid)
     nodes, constants = DETOURS[fault]
     wrong = behind_x(lowered, nodes, **constants)
     assert does_not_run(wrong, feeds)
-    assert not rnn_lower.prove(model, wrong)
+    assert not proved_as_wholes(model, wrong)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

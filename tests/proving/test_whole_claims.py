@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx
 import pytest
+from judge import proved_as_wholes
 
 import rnn_lower
 from rnn_lower.ir.walk import NODE_MARK
@@ -87,7 +88,7 @@ DIFFER = {
 @pytest.mark.parametrize("kind", DIFFER)
 def test_what_field_elements_cannot_tell_is_not_proved(kind):
     before, after = (model(steps, tail) for steps, tail in zip((LOOP, UNROLLED), DIFFER[kind], strict=True))
-    assert not rnn_lower.prove(before, after).ok
+    assert not proved_as_wholes(before, after).ok
 
 
 def chosen(steps: str, number: int, then: str, rest: str) -> onnx.ModelProto:
@@ -119,15 +120,15 @@ CHOICES = {
 def test_integers_of_the_caller_are_compared_with(what):
     number, other, then, rest = CHOICES[what]
     right = chosen(LOOP, number, "u = Add (h, h)", "v = Neg (h)")
-    assert rnn_lower.prove(right, chosen(UNROLLED, number, "u = Add (h, h)", "v = Neg (h)")).ok
-    assert not rnn_lower.prove(right, chosen(UNROLLED, other, then, rest)).ok
+    assert proved_as_wholes(right, chosen(UNROLLED, number, "u = Add (h, h)", "v = Neg (h)")).ok
+    assert not proved_as_wholes(right, chosen(UNROLLED, other, then, rest)).ok
 
 
 def test_rows_of_a_table_that_no_input_reaches_count():
     changed = chosen(UNROLLED, 5, "u = Add (h, h)", "v = Neg (h)")
     (table,) = [node for node in changed.graph.node if list(node.output) == ["t"]]
     table.attribute[0].t.float_data[250] += 1
-    assert not rnn_lower.prove(chosen(LOOP, 5, "u = Add (h, h)", "v = Neg (h)"), changed).ok
+    assert not proved_as_wholes(chosen(LOOP, 5, "u = Add (h, h)", "v = Neg (h)"), changed).ok
 
 
 def counted(steps: str, tail: str) -> onnx.ModelProto:
@@ -178,12 +179,12 @@ INTEGERS = {
 @pytest.mark.parametrize("kind", INTEGERS)
 def test_models_that_differ_for_integers_beyond_small_ones_are_not_proved(kind):
     before, after = (counted(steps, tail) for steps, tail in zip((LOOP, UNROLLED), INTEGERS[kind], strict=True))
-    assert not rnn_lower.prove(before, after).ok
+    assert not proved_as_wholes(before, after).ok
 
 
 @pytest.mark.parametrize("kind", sorted(INTEGERS.keys() - {"all of 40", "being zero"}))  # of these, one outcome is seen
 def test_what_both_do_with_integers_is_proved(kind):
-    proof = rnn_lower.prove(*(counted(steps, INTEGERS[kind][1]) for steps in (LOOP, UNROLLED)))
+    proof = proved_as_wholes(*(counted(steps, INTEGERS[kind][1]) for steps in (LOOP, UNROLLED)))
     assert proof.ok, proof.reasons
 
 
@@ -254,12 +255,12 @@ DECIDED = {
 def test_models_that_differ_where_integers_rarely_lead_are_not_proved(kind, monkeypatch):
     monkeypatch.setattr(whole_evaluator, "FEW", 39 if kind == "a row of a large table" else whole_evaluator.FEW)
     before, after = (decided(steps, tail) for steps, tail in zip((LOOP, UNROLLED), DECIDED[kind], strict=True))
-    assert not rnn_lower.prove(before, after).ok
+    assert not proved_as_wholes(before, after).ok
 
 
 @pytest.mark.parametrize("kind", sorted(DECIDED.keys() - {"a count", "a size", "a row of a large table"}))
 def test_models_that_integers_lead_in_the_same_way_are_proved(kind):
-    proof = rnn_lower.prove(*(decided(steps, DECIDED[kind][0]) for steps in (LOOP, UNROLLED)))
+    proof = proved_as_wholes(*(decided(steps, DECIDED[kind][0]) for steps in (LOOP, UNROLLED)))
     assert proof.ok, proof.reasons
 
 
@@ -278,14 +279,14 @@ def test_models_that_do_not_load_are_not_proved():
         lambda model: setattr(model, "ir_version", 99),
     ):
         after = model(UNROLLED, "y = Identity (h)")
-        assert rnn_lower.prove(model(LOOP, "y = Identity (h)"), after).ok
+        assert proved_as_wholes(model(LOOP, "y = Identity (h)"), after).ok
         change(after)
-        assert not rnn_lower.prove(model(LOOP, "y = Identity (h)"), after).ok
+        assert not proved_as_wholes(model(LOOP, "y = Identity (h)"), after).ok
 
 
 def test_sizes_that_large_integers_would_give_are_no_obstacle():
     tail = "z = Constant <value = int64 {0}> () f = Abs (w) c = Cast <to = 7> (f) t = ReduceMax <keepdims = 0> (c) y = Range (z, t, one)"
-    proof = rnn_lower.prove(*(counted(steps, tail) for steps in (LOOP, UNROLLED)))
+    proof = proved_as_wholes(*(counted(steps, tail) for steps in (LOOP, UNROLLED)))
     assert proof.ok, proof.reasons
 
 
@@ -302,20 +303,20 @@ SAME = (
 
 @pytest.mark.parametrize("tail", SAME)
 def test_what_they_can_tell_is_proved(tail):
-    proof = rnn_lower.prove(model(LOOP, tail), model(UNROLLED, tail))
+    proof = proved_as_wholes(model(LOOP, tail), model(UNROLLED, tail))
     assert proof.ok, proof.reasons
 
 
 def test_a_cast_to_the_type_that_there_is_changes_nothing():
     chosen = "n = Constant <value = float {-1e10}> () y = Where (c, n, h)"
     truth = f"z = Constant <value = float {{0.0}}> () e = Equal (x, z) c = Cast <to = 9> (e) {chosen}"
-    proof = rnn_lower.prove(model(LOOP, truth), model(UNROLLED, truth.replace("Cast <to = 9>", "Identity")))
+    proof = proved_as_wholes(model(LOOP, truth), model(UNROLLED, truth.replace("Cast <to = 9>", "Identity")))
     assert proof.ok, proof.reasons
 
 
 def test_a_constant_too_large_to_be_made_is_out_of_scope():
     tail = "s = Constant <value = int64[2] {300000, 300000}> () z = ConstantOfShape (s) y = ReduceSum (z)"
-    assert "elements" in str(rnn_lower.prove(model(LOOP, tail), model(UNROLLED, tail)).reasons)
+    assert "elements" in str(proved_as_wholes(model(LOOP, tail), model(UNROLLED, tail)).reasons)
 
 
 def test_models_of_many_frames_are_run_with_many():
@@ -354,8 +355,8 @@ def test_attributes_count_that_no_equation_looks_at(kind):
     same = model(UNROLLED, OLDER[kind][0])
     for each in (before, after, same):
         each.opset_import[0].version, each.ir_version = 6 if kind == "training" else 4, 3
-    assert not rnn_lower.prove(before, after).ok
-    assert kind != "training" or rnn_lower.prove(before, same).ok
+    assert not proved_as_wholes(before, after).ok
+    assert kind != "training" or proved_as_wholes(before, same).ok
 
 
 def with_default(steps: str, factor: str, value: float = 2.0, listed: bool = True) -> onnx.ModelProto:
@@ -380,11 +381,11 @@ def with_default(steps: str, factor: str, value: float = 2.0, listed: bool = Tru
     ids=["same", "ignored", "read", "another", "not listed", "listed"],
 )
 def test_what_a_caller_may_give_instead_of_a_default_counts(before, after, proved):
-    assert rnn_lower.prove(before, after).ok is proved
+    assert proved_as_wholes(before, after).ok is proved
 
 
 def test_a_cast_to_16_bits_rounds_whoever_claims_to_have_emitted_it():
     rounded = model(UNROLLED, "w = Cast <to = 10> (h) y = Cast <to = 1> (w)")
     for node in rounded.graph.node:
         node.metadata_props.add(key=NODE_MARK, value="x")
-    assert not rnn_lower.prove(model(LOOP, "y = Identity (h)"), rounded).ok
+    assert not proved_as_wholes(model(LOOP, "y = Identity (h)"), rounded).ok

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import numpy as np
 import onnx
 from onenode import Case, build
@@ -9,7 +12,10 @@ from onenode import Case, build
 import rnn_lower
 from rnn_lower.checking import checker, runners
 from rnn_lower.modelio.document import Document
-from rnn_lower.proving.report import CheckReport
+from rnn_lower.proving.model_diff import frame_changes
+from rnn_lower.proving.new_faults import new_faults
+from rnn_lower.proving.report import CheckReport, Proof
+from rnn_lower.proving.whole import prove_whole
 from rnn_lower.targeting import native_refusals
 from rnn_lower.targeting.probe import writing
 
@@ -22,6 +28,14 @@ def run_onnxruntime(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> lis
 
 def run_reference(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
     return runners.open_reference(Document(model))(feeds)
+
+
+def proved_as_wholes(original: onnx.ModelProto, other: onnx.ModelProto) -> Proof:
+    """The proof that compares two models from inputs to outputs, whoever wrote them."""
+    before, after = Document(original), Document(other)
+    proof = prove_whole(before, after, 2, 0, math.inf)
+    changed = (*proof.changed, *frame_changes((original, None), (other, None)), *new_faults(before, after))
+    return dataclasses.replace(proof, changed=changed)
 
 
 def refused(model: onnx.ModelProto) -> str | None:

@@ -1,0 +1,127 @@
+"""Do again what lowering did to the whole model before it replaced nodes: raise, fold, unroll, convert, legalize.
+
+`prove` compares the lowered file with the result node by node, and proves each of these steps by itself. The file tells
+only which steps to do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import onnx_ir as ir
+
+from rnn_lower.driver.legalize_rest import LEGALIZED, legalize_as
+from rnn_lower.driver.lower_pass import prepared
+from rnn_lower.driver.suggestions import unlogged
+from rnn_lower.errors import ConversionError
+from rnn_lower.ir.walk import count_nodes, nodes, opset_of
+from rnn_lower.loops.model import MARK, describe, loops
+from rnn_lower.modelio.document import Document
+from rnn_lower.opset.convert import converted
+from rnn_lower.options import Dims, Options
+from rnn_lower.proving.model_inputs import fixed_sizes
+from rnn_lower.shapes.fixed_dims import axis_name
+from rnn_lower.transforms.fold import is_folded
+
+RAISING, FOLDING, UNROLLING, LEGALIZATION = "raising", "constant folding", "unrolling", "legalization"
+
+Raise = Callable[[Document, Dims | None], Document]
+"""Fix sizes and replace loops with recurrent nodes. Callers supply this function, because it needs the prover."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A rewriting of a whole model: what it is, and the model before and after it, at one opset."""
+
+    what: str
+    before: Document
+    after: Document
+
+
+def rewritings(
+    source: Document, lowered: Document, raised: Raise | None = None
+) -> Iterator[tuple[Document, list[Step]]]:  # fmt: skip
+    """What lowering may have made of the original before it replaced nodes, and in which steps; the likeliest first.
+
+    Raises ConversionError if the original cannot be converted to the opset of the lowered model.
+    """
+    error = None
+    for plan in _plans(source, lowered):
+        if RAISING in plan and raised is None:
+            continue
+        try:
+            with unlogged():  # lowering logged this already
+                result = rewritten(source, lowered, plan, raised)
+        except ConversionError as failure:  # folding may remove the node that cannot be converted
+            error = failure
+        else:
+            error = None
+            yield result
+    if error is not None:
+        raise error
+
+
+def _plans(source: Document, lowered: Document) -> list[tuple[str, ...]]:
+    """The steps that may lead from the original to the lowered model, apart from its conversion and legalization."""
+    there = {_outputs(node) for node, _ in loops(lowered.model)}
+    gone = {describe(node) for node, _ in loops(source.model) if _outputs(node) not in there}
+    unrolled = _marks(lowered, MARK) - _marks(source, MARK)
+    folds = is_folded(lowered.proto)
+    unrolling = [(UNROLLING,), (FOLDING, UNROLLING)]  # unrolling folds as well, but leads to other names
+    plans: list[tuple[str, ...]] = [()] if not folds or is_folded(source.proto) else []  # nothing may be left to fold
+    plans += [(FOLDING,)] if folds else []
+    if folds and gone:
+        plans = [*unrolling, *plans] if unrolled else [*plans, *unrolling]
+    if gone - unrolled:
+        plans += [(RAISING, *plan) for plan in plans]
+    return plans
+
+
+def _outputs(node: ir.Node) -> tuple[str | None, ...]:
+    return tuple(value.name for value in node.outputs)
+
+
+def _marks(document: Document, key: str) -> set[str]:
+    """The metadata values that nodes have for a key."""
+    return {node.metadata_props[key] for node, _ in nodes(document.model) if key in node.metadata_props}
+
+
+def rewritten(
+    source: Document, lowered: Document, plan: tuple[str, ...] = (), raised: Raise | None = None
+) -> tuple[Document, list[Step]]:  # fmt: skip
+    """The original after the steps of a plan, its conversion and its legalization, and these steps."""
+    sizes, steps = _sizes_of(lowered, source), list[Step]()
+    result = source.copied().fixed(sizes) if sizes else source
+    if RAISING in plan and raised is not None:
+        source, sizes = raised(source, sizes), None
+        steps.append(Step(RAISING, result, source))
+        result = source
+    if FOLDING in plan or UNROLLING in plan:
+        most_nodes = max(Options().max_nodes, count_nodes(lowered.model.graph))
+        options = Options(fold=FOLDING in plan, loops=UNROLLING in plan, dims=sizes, max_nodes=most_nodes)
+        folded = prepared(source.copied(), options, keep_loops=True)[0]
+        steps.append(Step(UNROLLING if UNROLLING in plan else FOLDING, result, folded))
+        result = folded
+    opset = opset_of(lowered.proto)
+    if opset not in (None, opset_of(result.proto)):
+        result = converted(result, opset)
+    if marks := _marks(lowered, LEGALIZED) - _marks(source, LEGALIZED):
+        legal = result.copied()
+        legalize_as(legal.model, sorted(marks))
+        legal = Document(legal.write_back(), legal.folder)
+        steps.append(Step(LEGALIZATION, result, legal))
+        result = legal
+    return result, [step for step in steps if not _is_same(step)]
+
+
+def _is_same(step: Step) -> bool:
+    """Whether a step changed nothing that computes."""
+    a, b = step.before.proto, step.after.proto
+    return bool(a.graph == b.graph) and list(a.functions) == list(b.functions)
+
+
+def _sizes_of(lowered: Document, original: Document) -> Dims | None:
+    """The free sizes of the original's inputs that the lowered model fixes."""
+    fixed = fixed_sizes(original.model, lowered.proto)
+    return {axis_name(name, axis): size for (name, axis), size in fixed.items()} or None
