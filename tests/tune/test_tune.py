@@ -10,6 +10,7 @@ import onnx
 import pytest
 from judge import agrees, close, every_node, expected, run_onnxruntime
 from onenode import OPTIONAL, Case, build
+from onnx import TensorProto, helper
 
 import rnn_lower
 from rnn_lower.targeting import TARGETS
@@ -146,3 +147,20 @@ def test_weights_that_two_nodes_share_stay_outside():
     results = run_onnxruntime(lowered, feeds)
     close(results[:1], expected(Case("LSTM", 17))[:1])
     close(results[-1:], results[:1])
+
+
+@pytest.mark.parametrize("opset", [9, 10, 11, 17])
+@pytest.mark.parametrize("op", ["GRU", "LSTM"])
+def test_a_guard_does_not_hide_the_steps_from_the_next_node(op, opset):
+    """Below opset 11, onnxruntime takes a known size of one branch of an If for that of both."""
+    model, feeds = build(Case(op, opset, T=5, N=2, dynamic=True, outputs=("Y",)))
+    for value in (model.graph.input[0], model.graph.output[0]):
+        dims = value.type.tensor_type.shape.dim
+        dims[len(dims) - 2].dim_value = 2  # the batch size is known
+    model.graph.node.append(helper.make_node("Shape", ["Y"], ["size"]))
+    model.graph.output.append(helper.make_tensor_value_info("size", TensorProto.INT64, [4]))
+    lowered = rnn_lower.lower(model, target="onnxruntime")
+    assert "If" in {node.op_type for node in every_node(lowered)}
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+    feeds["X"] = feeds["X"][:0]
+    assert run_onnxruntime(lowered, feeds)[1].tolist() == [0, 1, 2, 4]
