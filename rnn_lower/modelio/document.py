@@ -223,8 +223,12 @@ class Document:
                 value.const_value = keep(value)
         nodes = [self._proto_of(node) for node in graph]
         if len(nodes) != len(proto.node) or any(a is not b for a, b in zip(nodes, proto.node, strict=True)):
+            gone = {name for node in proto.node for name in node.output} - {
+                name for node in nodes for name in node.output
+            }
             del proto.node[:]
             proto.node.extend(nodes)
+            protobuf.remove_if(proto.value_info, lambda info: info.name in gone)
         if isinstance(graph, ir.Graph):
             self._write_values(graph, proto, new, keep)
 

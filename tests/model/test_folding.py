@@ -599,3 +599,20 @@ def test_constants_of_texts_are_kept(is_sorted):
         results = zip(run_onnxruntime(model, feeds), run_onnxruntime(lowered, feeds), strict=True)
         for wanted, found in results:
             close([found], [wanted]) if wanted.dtype.kind == "f" else np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_weights_that_are_constants_of_a_branch(folded):
+    """Lowering removes them there, with what is declared of them."""
+    model, _ = build(Case("LSTM", 17, outputs=("Y",)))
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    constants = [helper.make_node("Constant", [], [name], value=tensor) for name, tensor in weights.items()]
+    (node,), output = model.graph.node, model.graph.output[0]
+    then = helper.make_graph([*constants, node], "then", [], [output])
+    zero = helper.make_node("Constant", [], ["zero"], value=numpy_helper.from_array(np.zeros((1, 1, 1, 1), np.float32)))
+    orelse = helper.make_graph([zero], "else", [], [helper.make_tensor_value_info("zero", TensorProto.FLOAT, None)])
+    del model.graph.initializer[:], model.graph.node[:]
+    model.graph.input.append(helper.make_tensor_value_info("on", TensorProto.BOOL, []))
+    model.graph.node.append(helper.make_node("If", ["on"], ["Y_if"], then_branch=then, else_branch=orelse))
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("Y_if", TensorProto.FLOAT, None))
+    assert rnn_lower.prove(model, rnn_lower.lower(model, fold=folded)).ok
