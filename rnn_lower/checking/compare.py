@@ -126,7 +126,8 @@ def compare(
     if why or a.size == 0 or a.dtype.kind in "OSU":
         return OutputReport(name, b.shape, infinite if why else 0.0, infinite if why else 0.0, not why, why)
     if a.dtype.kind in "fcV":  # kind V: narrow types that numpy does not know
-        rtol = max(rtol, float(ml_dtypes.finfo(a.dtype).eps) if a.dtype.kind != "c" else 0.0)
+        eps = float(ml_dtypes.finfo(a.dtype).eps) if a.dtype.kind != "c" else 0.0
+        rtol, atol = max(rtol, eps), max(atol, eps if rounding else 0.0)
     else:
         rtol = atol = 0.0
     wide = np.complex128 if a.dtype.kind == "c" else np.float64

@@ -16,7 +16,7 @@ from rnn_lower.checking.runners import ORT, REFERENCE, Run, open_onnxruntime, op
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.driver.plan import inlined_document, read_document
 from rnn_lower.errors import RnnLowerError, one_line
-from rnn_lower.ir.walk import opset_of, recurrent_nodes, with_bodies
+from rnn_lower.ir.walk import opset_of, output_names, recurrent_nodes, with_bodies
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio import files
 from rnn_lower.proving.model_inputs import required_inputs
@@ -170,14 +170,16 @@ class ModelPair:
         return f"{text} (--inputs X.npz with {wanted})"
 
     def unproved(self, proof: Proof | None) -> list[int]:
-        """The replaced nodes that are not proved and that some inputs may reach."""
+        """The nodes that are neither proved nor kept in an unchanged model, and that some inputs may reach."""
         if proof is not None and proof.whole and proof.ok:
             return []
-        proved = set() if proof is None else {(node.name, node.path) for node in proof.nodes if node.ok}
-        remaining = {name for node, _ in recurrent_nodes(self.lowered.model) for name in _results(node)}
+        proved = set() if proof is None else {(node.path, node.outputs) for node in proof.nodes if node.ok}
+        kept = recurrent_nodes(self.lowered.model) if proof is not None and not proof.changed else ()
+        remaining = {name for node, _ in kept for name in _results(node)}
         indices = [
             index for index, node in enumerate(self.nodes)
-            if node.outputs and (node.name, node.path) not in proved and not remaining & set(_results(node.node))
+            if node.outputs and not remaining & set(_results(node.node))
+            and (node.path, output_names(node.node)) not in proved
         ]  # fmt: skip
         live = [index for index in indices if index not in self._dead] if indices else []
         if live and proof is not None and is_folded(self.lowered.proto):  # folding renames nodes of branches

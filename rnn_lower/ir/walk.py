@@ -17,6 +17,11 @@ from rnn_lower.options import OP_TYPES, QUANTIZED
 _HOLD_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
+def output_names(node: ir.Node) -> tuple[str, ...]:
+    """The names of the outputs of a node, which identify it in its graph."""
+    return tuple(value.name or "" for value in node.outputs)
+
+
 @dataclasses.dataclass(frozen=True)
 class Scope:
     """A graph or function, with its opset, path and outer scope.

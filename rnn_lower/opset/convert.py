@@ -70,6 +70,9 @@ def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None =
         for domain in DEFAULT_DOMAINS:
             if domain in imports:
                 imports[domain] = opset
+    for node, scope in [*nodes(model)]:
+        if node.op_type == "Constant" and node.domain == "":
+            _move_integers(node, scope)
 
 
 def converted(document: Document, opset: int) -> Document:
@@ -313,6 +316,22 @@ def _put_in_place(
     new_values = [made_values[value.name] for value in old_values]
     convenience.replace_nodes_and_values(scope.graph, node, [node], new, old_values, new_values)
     return list(zip(old_values, new_values, strict=True))
+
+
+def _move_integers(node: ir.Node, scope: Scope) -> None:
+    """Replace a Constant whose type its opset does not have, such as integers before 9, with an initializer."""
+    old, graph, schema = node.outputs[0], scope.graph, schema_of("Constant", scope.opset)
+    tensor = known_tensor(old)
+    if tensor is None or schema is None or f"tensor({tensor.dtype.name.lower()})" in schema.outputs[0].types:
+        return
+    if not isinstance(graph, ir.Graph) or old.is_graph_output():
+        raise _refusal(
+            node, scope.opset, scope.opset, "a Constant cannot have this element type; make it an initializer"
+        )
+    new = ir.Value(name=old.name, type=old.type, shape=ir.Shape(tensor.shape.numpy()), const_value=tensor)
+    old.replace_all_uses_with(new)
+    graph.remove(node, safe=True)
+    graph.register_initializer(new)
 
 
 def _constants(converted: ir.Graph, ours: Mapping[str, ir.Value]) -> Iterator[ir.Node]:

@@ -16,15 +16,13 @@ from rnn_lower.ir.schemas import WITH_BODIES
 from rnn_lower.ir.walk import known_tensor
 from rnn_lower.lowering.node import Dim
 from rnn_lower.proving.call import Call, DivisionByZeroError, OutOfScopeError, UndefinedError, WrongError
-from rnn_lower.proving.emitted_uses import COMPARE, POSITIONS, USES, may_divide_by_zero
-from rnn_lower.proving.field import SMALL, Array, Field
+from rnn_lower.proving.counters import FloatCounters
+from rnn_lower.proving.emitted_uses import BOUNDS, POSITIONS, USES, may_divide_by_zero
+from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.interpreter import Graph, Interpreter, check_shape
 
 AT_AN_END = (-1, 0, 1)
 """Starts and ends of a Slice of the first or the last position, and indices of a Gather of them."""
-
-MOST_OBSERVED = 400
-"""The maximum number of evaluations of a node that are searched for counters."""
 
 
 class Observed:
@@ -62,16 +60,17 @@ class EmittedInterpreter(Interpreter):
     recorded: None, or a list to which every computed array of field elements is appended.
     """
 
-    longest: int | None = None
     most_work = 1 << 40
     most_carried = 0
     recorded: list[Array] | None = None
 
-    def __init__(self, field: Field, limits: Collection[float] = (), deadline: float = math.inf) -> None:
+    def __init__(
+        self, field: Field, limits: Collection[float] = (), deadline: float = math.inf, longest: int | None = None
+    ) -> None:  # fmt: skip
         super().__init__(field, limits, deadline)
+        self.longest = longest
+        self.counters = None if longest is None else FloatCounters(field, self._is_constant)
         self.symbols: dict[str, int | None] = {}
-        self._bounds: dict[ir.Node, list[int]] = {}
-        self._counting: dict[ir.Node, list[int]] = {}
         self._sizes: dict[ir.Node, tuple[int, ...]] = {}
         self.observed, self._work = Observed(), 0
 
@@ -95,8 +94,10 @@ class EmittedInterpreter(Interpreter):
         self._work += sum(result.size for result in results)
         if self._work + self.field.products > self.most_work:
             raise OutOfScopeError(f"the graph computes more than {self.most_work} products and elements")
-        if node.op_type in ("Add", "Sub") and results[0].dtype != np.bool_:
+        if node.op_type in ("Add", "Sub") and results[0].dtype == np.int64:
             self._check_sum(node, results[0])
+        if self.counters is not None:
+            self.counters.follow(node, self._operands(node))
         if node.op_type in WITH_BODIES and len(results) != len(node.outputs):
             raise WrongError(f"{node.op_type} '{node.name}' has {len(node.outputs)} outputs instead of {len(results)}")
         if self.recorded is not None:
@@ -106,7 +107,14 @@ class EmittedInterpreter(Interpreter):
     def _results(self, node: ir.Node) -> Sequence[Array]:
         if node.op_type in ("Loop", "Scan"):
             self._check_carried(node)
+            if self.counters is not None:
+                self.counters.enter(node, self._operands(node))
         return super()._results(node)
+
+    def _check_state(self, node: ir.Node, before: Array, after: Array) -> None:
+        """Raise OutOfScopeError if a state of a Loop grows, so that it may carry more than the node."""
+        if before.shape != after.shape:
+            raise OutOfScopeError(f"a state of {node.op_type} '{node.name}' changes its shape")
 
     def _check_carried(self, node: ir.Node) -> None:
         """Raise OutOfScopeError if loops carry more floats than the node, which may matter at other lengths."""
@@ -127,13 +135,10 @@ class EmittedInterpreter(Interpreter):
             raise OutOfScopeError(why)
         if node.op_type in POSITIONS:
             self._check_positions(call)
-        if self.longest is not None and node.op_type in COMPARE:
-            if call[0].dtype == np.uint64:
-                self._check_bound(call, self.longest)
-            elif node.op_type not in ("Add", "Sub"):
-                self._check_integers(call, self.longest + 1)  # a length may exceed the number of steps by 1
-                if not any(map(self._is_constant, node.inputs)):  # of constants, all lengths up to them are compared
-                    self.observed.margins[node] |= {*np.unique(call[0] - call[1]).tolist()}
+        if self.longest is not None and node.op_type in BOUNDS and call[0].dtype != np.uint64:
+            self._check_integers(call, self.longest + 1)  # a length may exceed the number of steps by 1
+            if not any(map(self._is_constant, node.inputs)):  # of constants, all lengths up to them are compared
+                self.observed.margins[node] |= {*np.unique(call[0] - call[1]).tolist()}
         results = super()._compute(call)
         if may_divide_by_zero(call):
             raise DivisionByZeroError(results[0])
@@ -164,53 +169,12 @@ class EmittedInterpreter(Interpreter):
                 raise OutOfScopeError(f"{text}, but the longest sequence of the proof has {most - 1} steps")
 
     def _check_sum(self, node: ir.Node, total: Array) -> None:
-        """Raise OutOfScopeError if integers are far beyond the compared lengths, or note floats that seem to be."""
-        if total.dtype == np.int64:
-            most = int(np.abs(total).max(initial=0))
-            if most >> 31 or (self.longest is not None and most > self.longest + 2):
-                raise OutOfScopeError(
-                    f"{node.op_type} '{node.name}' computes the integer {most}, which exceeds all sizes in the proof"
-                )
-        elif self.longest is not None:
-            self._note(node, self.longest + 2, total)
-
-    def _check_bound(self, call: Call, longest: int) -> None:
-        """Note floats that are combined with a number beyond the compared lengths, and whether they seem to count."""
-        if call.node not in self._bounds:
-            known = list(map(self._is_constant, call.node.inputs))
-            numbers = [self.field.small(call[index]) if known[index] else None for index in (0, 1)]
-            self._bounds[call.node] = [
-                0 if not is_known else SMALL if array is None else int(np.abs(array).max(initial=0))
-                for is_known, array in zip(known, numbers, strict=True)
-            ]
-        for most, count in zip(self._bounds[call.node], (call[1], call[0]), strict=True):
-            if most > longest:
-                self._note(call.node, 0, count, most)
-
-    def _note(self, node: ir.Node, longest: int, floats: Array, most: int = 0) -> None:
-        """Note whether floats of a node are small integers above `longest`, so that they may count.
-
-        most: the number with which they are combined; by default their own largest.
-        """
-        noted = self._counting.setdefault(node, [0, 0, 0])
-        if noted[1] < MOST_OBSERVED and floats.any():
-            small = self.field.small(floats)
-            largest = 0 if small is None else int(np.abs(small).max())
-            noted[1] += 1
-            if largest > longest:
-                noted[0], noted[2] = noted[0] + 1, most or largest
-
-    def check_counting(self) -> None:
-        """Raise OutOfScopeError if floats count to a number beyond the compared lengths.
-
-        By chance, a random element may be a small integer, too, but rarely.
-        """
-        for node, (count, total, most) in self._counting.items():
-            if count >= min(2, total) and count * 10 >= total > 0:
-                raise OutOfScopeError(
-                    f"{node.op_type} '{node.name}' counts with the number {most}, but the longest sequence in the "
-                    f"proof has only {self.longest} steps"
-                )
+        """Raise OutOfScopeError if integers are far beyond the compared lengths."""
+        most = int(np.abs(total).max(initial=0))
+        if most >> 31 or (self.longest is not None and most > self.longest + 2):
+            raise OutOfScopeError(
+                f"{node.op_type} '{node.name}' computes the integer {most}, which exceeds all sizes in the proof"
+            )
 
 
 def symbol_sizes(shapes: Iterable[tuple[Sequence[Dim] | None, tuple[int, ...]]]) -> dict[str, int | None]:

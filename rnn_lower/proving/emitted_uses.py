@@ -15,7 +15,10 @@ from rnn_lower.ir.walk import constant
 from rnn_lower.proving.call import Call, WrongError, cast_type, element_type
 from rnn_lower.proving.elementwise import bounds_of
 
-COMPARE = ("Less", "Greater", "Max", "Min", "Add", "Sub")
+BOUNDS = ("Less", "Greater", "Max", "Min")
+"""Operators that compare two operands."""
+
+COMPARE = (*BOUNDS, "Add", "Sub")
 """Operators that can make a graph behave differently beyond some length."""
 
 COPIES = ("Cast", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")

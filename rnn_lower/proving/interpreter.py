@@ -257,9 +257,14 @@ class Interpreter:
             if not condition.all():
                 break
             condition, *results = self._body(body, [np.array(trip, np.int64), condition, *states])  # type: ignore[list-item]
+            for before, after in zip(states, results, strict=False):
+                self._check_state(node, before, after)  # type: ignore[arg-type]
             states = [*results[: len(states)]]
             steps.append(results[len(states) :])
         return [*states, *_stacked(steps, body.outputs[1 + len(states) :])]  # type: ignore[list-item]
+
+    def _check_state(self, node: ir.Node, before: Array, after: Array) -> None:
+        """Check a state before and after a step of a Loop."""
 
     def _scan(self, node: ir.Node) -> list[Array]:
         """The results of a Scan of version 9 or newer; version 8, with its batch axis, is never emitted."""

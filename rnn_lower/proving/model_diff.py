@@ -124,6 +124,7 @@ class _Diff:
         known = {value.name for value in old.value_info}
         weights = {tensor.name: tensor for tensor in new.initializer}
         own = emitted - {name for node in old.node for name in node.output if _emitted(node)}
+        own -= {value.name for value in new.output}  # whose declaration there counts
         infos = [
             value for value in new.value_info
             if value.name in known or not (value.name in own or _repeats(value, weights.get(value.name)))

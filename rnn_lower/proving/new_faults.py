@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
@@ -19,6 +20,9 @@ from rnn_lower.options import OP_TYPES
 from rnn_lower.transforms.strip_weights import malformed, misdeclared, without_annotations
 
 LOCATION = "location"
+
+FEW = 128
+"""From this number of integers on, `lower` may write a tensor to a data file."""
 
 EXTERNAL_KEYS = (LOCATION, "offset", "length", "checksum")
 """The keys of external data that onnxruntime accepts."""
@@ -179,6 +183,12 @@ def _unknown_keys(model: onnx.ModelProto) -> set[str]:
     return {tensor.name for tensor in external if not {entry.key for entry in tensor.external_data} <= {*EXTERNAL_KEYS}}
 
 
+def _external_sizes(model: onnx.ModelProto) -> set[str]:
+    """Few integers in a data file, where runtimes do not read them when they infer shapes."""
+    external = (t for t in protobuf.tensors(model) if t.data_type == onnx.TensorProto.INT64 and protobuf.is_external(t))
+    return {tensor.name for tensor in external if math.prod(tensor.dims) < FEW}
+
+
 def _escaping_files(document: Document) -> set[str]:
     """Tensors whose data file is a link out of the model's folder, which onnxruntime refuses."""
     folder = document.folder
@@ -202,6 +212,7 @@ _FAULTS: Mapping[str, Callable[[onnx.ModelProto], set[str]]] = {
     "tensor '{}' has data in several fields": _ambiguous_tensors,
     "a body in a function redefines '{}', a value of the function": _redefined_values,
     "the external data of tensor '{}' has an unknown key": _unknown_keys,
+    "the data of tensor '{}', which may be sizes, is not in the file of the model": _external_sizes,
     "body input '{}' of a Loop declares no shape": _unshaped_loop_inputs,
     "a node of a body reads '{}' before it is computed": _read_too_early,
     "several nodes have the name '{}'": _repeated_names,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.walk import constant, is_quantized, known_tensor, subgraphs
+from rnn_lower.ir.walk import constant, is_quantized, known_tensor, output_names, subgraphs
 from rnn_lower.proving import equations, float_run
 from rnn_lower.proving.call import OutOfScopeError, WrongError, element_type
 from rnn_lower.proving.cases import LARGE, LENGTHS, Case, Known, choose_cases
@@ -70,7 +70,9 @@ def prove_node(task: Task, points: int, seed: int) -> NodeProof:
             "the operands of its matrix products are rounded to 8 bits, which exact arithmetic does "
             "not model; use --check"
         )
-        return NodeProof(task.name, task.node.op_type, task.path, OUT_OF_SCOPE, reason=reason)
+        return NodeProof(
+            task.name, task.node.op_type, task.path, OUT_OF_SCOPE, reason=reason, outputs=output_names(task.node)
+        )
     proof = _verdict(task, points, seed, {})
     if not proof.ok:  # the sizes may never occur: folding may know more of them
         layout = task.node.attributes.get("layout")
@@ -81,7 +83,7 @@ def prove_node(task: Task, points: int, seed: int) -> NodeProof:
 
 
 def _verdict(task: Task, points: int, seed: int, sizes: Mapping[str, int]) -> NodeProof:
-    proof = NodeProof(task.name, task.node.op_type, task.path, OUT_OF_SCOPE)
+    proof = NodeProof(task.name, task.node.op_type, task.path, OUT_OF_SCOPE, outputs=output_names(task.node))
     try:
         comparison = _Comparison(task, points, seed, sizes)
         # A constant sum Wb + Rb is rounded if folded, and exact if the graph computes it.
@@ -101,6 +103,10 @@ def _verdict(task: Task, points: int, seed: int, sizes: Mapping[str, int]) -> No
     except WrongError as error:
         return dataclasses.replace(proof, verdict=DIFFERENT, reason=str(error))
     return proof
+
+
+NO_SIZE = -1
+"""The size of symbols that no input of the node declares; runtimes take values of one symbol to have one size."""
 
 
 class _Comparison:
@@ -131,6 +137,7 @@ class _Comparison:
         names = {value.name: name for name, value in zip(equations.OUTPUTS, node.outputs, strict=False)}
         self._wanted = [(str(value.name), names[value.name]) for value in task.replaced]
         self.folds = (True, False) if self._constant("B") is not None else (False,)
+        self._foreign = dict.fromkeys(shape_info.symbols, NO_SIZE)
         self.evaluations = 0
         self._cases, self.left_out = choose_cases(self._known, points)
 
@@ -225,14 +232,13 @@ class _Comparison:
             self._images: dict[str, Array] = {}
             field = Field(self._seed * 1000 + point)
             limits = () if self._node.limit is None else (self._node.limit,)
-            interpreter = EmittedInterpreter(field, limits, self._deadline)
-            interpreter.longest, interpreter.observed = self._known.longest, observed
+            interpreter = EmittedInterpreter(field, limits, self._deadline, self._known.longest)
+            interpreter.observed = observed
             for case in cases[point]:
                 check_time(self._deadline)
                 reason = self._compare(interpreter, case, folded)
                 if reason is not None:
                     return reason
-            interpreter.check_counting()
             executed |= interpreter.executed
         observed.check()
         # Constant lengths leave the empty sequence out, for which a branch may be meant.
@@ -253,7 +259,8 @@ class _Comparison:
         if "B" in text:
             text["B"] = self._biases(field, arrays["B"], folded)
         own = set(field.symbols)
-        interpreter.symbols = symbol_sizes((self._shapes[name], array.shape) for name, array in arrays.items())
+        own_sizes = symbol_sizes((self._shapes[name], array.shape) for name, array in arrays.items())
+        interpreter.symbols = {**self._foreign, **own_sizes}
         directions, _, hidden_size = arrays["R"].shape
         interpreter.most_carried = (1 + (self._node.op == "LSTM")) * directions * case.N * hidden_size
         features, weights = arrays["X"].shape[-1] + hidden_size, arrays["R"].size // hidden_size

@@ -20,12 +20,14 @@ from rnn_lower.ir.walk import (
     NODE_MARK,
     Scope,
     known_tensor,
+    output_names,
     owner_of,
     recurrent_nodes,
     roots,
     subgraphs,
 )
 from rnn_lower.loops.unrolling import LOOPS
+from rnn_lower.lowering.node import display_name
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving import model_diff
@@ -179,10 +181,12 @@ def _tasks(
         replaced = [None if there is None else outputs[there.graph].get(out.name) for out in wanted]
         if not wanted or _is_unchanged(node, replaced):
             continue
-        name = node.name or wanted[0].name or node.op_type
+        name = display_name(node)
         if there is None or None in replaced:
             reason = f"no lowered node computes '{wanted[replaced.index(None)].name}'"
-            missing.append(NodeProof(name, node.op_type, scope.path, DIFFERENT, reason=reason))
+            missing.append(NodeProof(
+                name, node.op_type, scope.path, DIFFERENT, reason=reason, outputs=output_names(node)
+            ))  # fmt: skip
             continue
         visible = frozenset().union(*(names.get(graph, ()) for graph in there.up_to(None)))
         tasks.append(Task(
@@ -199,11 +203,11 @@ def _assign_unread(graphs: Iterable[tuple[Graph, Graph]], tasks: list[Task]) -> 
     """
     read = {node for task in tasks for node in _needed(task.replaced, task)[0]}
     for original, graph in graphs:
-        earlier = {_output_names(node) for node in original if NODE_MARK in node.metadata_props}
+        earlier = {output_names(node) for node in original if NODE_MARK in node.metadata_props}
         for node in graph:
             if NODE_MARK not in node.metadata_props or node in read or known_tensor(node.outputs[0]) is not None:
                 continue
-            if _output_names(node) in earlier:  # the model diff compares it
+            if output_names(node) in earlier:  # the model diff compares it
                 continue
             own = (index for index, task in enumerate(tasks) if owner_of(task.replaced[0]) is node.graph)
             fitting = next((index for index in own if not _needed(node.outputs, tasks[index])[1]), None)
@@ -215,10 +219,6 @@ def _assign_unread(graphs: Iterable[tuple[Graph, Graph]], tasks: list[Task]) -> 
             else:
                 task = tasks[fitting]
                 tasks[fitting] = dataclasses.replace(task, unread=[*task.unread, *node.outputs])
-
-
-def _output_names(node: ir.Node) -> tuple[str | None, ...]:
-    return tuple(value.name for value in node.outputs)
 
 
 def _needed(values: Iterable[ir.Value], task: Task) -> tuple[set[ir.Node], bool]:
@@ -244,7 +244,7 @@ def _is_unchanged(node: ir.Node, there: Sequence[ir.Value | None]) -> bool:
     producer = next(iter(producers))
     if len(producers) > 1 or producer is None or NODE_MARK in producer.metadata_props:
         return False
-    same = _output_names(producer) == _output_names(node)
+    same = output_names(producer) == output_names(node)
     return same and producer.op_type == node.op_type and producer.domain == node.domain
 
 
@@ -281,9 +281,9 @@ def _pairs(before: ir.Model, after: ir.Model) -> Iterator[tuple[Scope, Scope]]:
     while waiting:
         pair = waiting.pop(0)
         yield pair
-        there = {_output_names(node): node for node in pair[1].graph}
+        there = {output_names(node): node for node in pair[1].graph}
         for node in pair[0].graph:
-            twin = there.get(_output_names(node))
+            twin = there.get(output_names(node))
             if twin is None or twin.op_type != node.op_type or NODE_MARK in twin.metadata_props:
                 continue
             bodies, its_bodies = (

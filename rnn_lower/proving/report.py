@@ -145,7 +145,7 @@ class NodeProof:
     verdict: "proved", "not equal" or "out of scope".  evaluations: how often both sides were computed.
     bound: the probability that another function would have passed the proof; 1 if nothing is proved.
     reason: the first difference, or what is out of scope; for a proved node, what the proof leaves out, usually
-    nothing.
+    nothing.  outputs: the names of the outputs of the node, which with the path identify it.
     """
 
     name: str
@@ -155,6 +155,7 @@ class NodeProof:
     bound: float = 1.0
     evaluations: int = 0
     reason: str = ""
+    outputs: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:

@@ -9,13 +9,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
-import onnx_ir as ir
-
 from rnn_lower.driver.legalize_rest import LEGALIZED, legalize_as
 from rnn_lower.driver.lower_pass import prepared
 from rnn_lower.driver.suggestions import unlogged
 from rnn_lower.errors import ConversionError
-from rnn_lower.ir.walk import count_nodes, nodes, opset_of
+from rnn_lower.ir.walk import count_nodes, nodes, opset_of, output_names
 from rnn_lower.loops.model import MARK, describe, loops
 from rnn_lower.modelio.document import Document
 from rnn_lower.opset.convert import converted
@@ -64,8 +62,8 @@ def rewritings(
 
 def _plans(source: Document, lowered: Document) -> list[tuple[str, ...]]:
     """The steps that may lead from the original to the lowered model, apart from its conversion and legalization."""
-    there = {_outputs(node) for node, _ in loops(lowered.model)}
-    gone = {describe(node) for node, _ in loops(source.model) if _outputs(node) not in there}
+    there = {output_names(node) for node, _ in loops(lowered.model)}
+    gone = {describe(node) for node, _ in loops(source.model) if output_names(node) not in there}
     unrolled = _marks(lowered, MARK) - _marks(source, MARK)
     folds = is_folded(lowered.proto)
     unrolling = [(UNROLLING,), (FOLDING, UNROLLING)]  # unrolling folds as well, but leads to other names
@@ -76,10 +74,6 @@ def _plans(source: Document, lowered: Document) -> list[tuple[str, ...]]:
     if gone - unrolled:
         plans += [(RAISING, *plan) for plan in plans]
     return plans
-
-
-def _outputs(node: ir.Node) -> tuple[str | None, ...]:
-    return tuple(value.name for value in node.outputs)
 
 
 def _marks(document: Document, key: str) -> set[str]:

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from rnn_lower.driver.plan import document_without_sequences
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import count_nodes, nodes, recurrent_nodes, subgraphs
+from rnn_lower.ir.walk import count_nodes, nodes, output_names, recurrent_nodes, subgraphs
 from rnn_lower.loops.unrolling import LOOPS
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
@@ -61,12 +61,12 @@ def raises(before: ir.Model, after: ir.Model) -> bool:
     return any(key[0] in OP_TYPES for key in _repeating(after) - _repeating(before))
 
 
-def _repeating(model: ir.Model) -> set[tuple[str, tuple[str | None, ...]]]:
+def _repeating(model: ir.Model) -> set[tuple[str, tuple[str, ...]]]:
     """The recurrent nodes and the loops, by operator and outputs."""
     chosen = [node for node, _ in nodes(model) if node.domain in DEFAULT_DOMAINS]
     recurrent = [node for node in chosen if node.op_type in OP_TYPES and any(map(_is_read, node.outputs))]
     loops = [node for node in chosen if node.op_type in LOOPS]
-    return {(node.op_type, tuple(value.name for value in node.outputs)) for node in (*recurrent, *loops)}
+    return {(node.op_type, output_names(node)) for node in (*recurrent, *loops)}
 
 
 def _is_read(value: ir.Value) -> bool:
@@ -103,18 +103,18 @@ def prove_whole(
     bound = min(1.0, FAILURE * max(1, count_nodes(models[1].graph))) ** points if verdict == PROVED else 1.0
     rows = _rows(*models)
     share = bound / max(1, len(rows))
-    proofs = tuple(NodeProof(name, op, "", verdict, share, evaluations, reason) for name, op in rows)
+    proofs = tuple(NodeProof(name, op, "", verdict, share, evaluations, reason, outs) for name, op, outs in rows)
     what = "the two models are" if verdict == DIFFERENT else "the comparison is"
     unproved = (f"{what} {verdict}: {reason}",) if not rows and verdict != PROVED else ()
     return Proof(proofs, unproved, whole=True)
 
 
-def _rows(before: ir.Model, after: ir.Model) -> list[tuple[str, str]]:
-    """The loops and recurrent nodes that only one model has, by name and operator: the subjects of the proof."""
+def _rows(before: ir.Model, after: ir.Model) -> list[tuple[str, str, tuple[str, ...]]]:
+    """The loops and recurrent nodes that only one model has, the subjects of the proof: name, operator, outputs."""
     old_keys, new_keys = _repeating(before), _repeating(after)
     chosen = sorted(old_keys - new_keys) if old_keys - new_keys else sorted(new_keys - old_keys)
-    names = {tuple(v.name for v in n.outputs): n.name for model in (before, after) for n, _ in nodes(model)}
-    return [(names.get(outs) or next((output for output in outs if output), "") or op, op) for op, outs in chosen]
+    names = {output_names(node): node.name for model in (before, after) for node, _ in nodes(model)}
+    return [(names.get(outs) or next(filter(None, outs), op), op, outs) for op, outs in chosen]
 
 
 def _interface(before: ir.Model, after: ir.Model) -> Iterator[str]:
@@ -164,7 +164,7 @@ class _Comparison:
         raised = {key[0] for key in _repeating(self.models[1]) - _repeating(self.models[0])} & {*OP_TYPES}
         gone = _repeating(self.models[0]) - _repeating(self.models[1])
         reading = (node for node, _ in recurrent_nodes(self.models[0]) if len(node.inputs) > 4 and node.inputs[4])
-        replaced = any((node.op_type, tuple(out.name for out in node.outputs)) in gone for node in reading)
+        replaced = any((node.op_type, output_names(node)) in gone for node in reading)
         self.lengths = exact_sizes or bool(raised) or replaced
         kinds = set().union(*map(types_of, self.documents))
         self.narrow = kinds if len(kinds) == 1 else set[ir.DataType]()

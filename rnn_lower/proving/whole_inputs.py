@@ -187,7 +187,7 @@ def draw_inputs(
     feeds: dict[str, Array] = {}
     steps = [size for value in model.graph.inputs for size in _sized(value, sizes)]
     most = max(steps, default=0) + 2 if all(steps) else 1  # an empty sequence has no valid index
-    low, high = (-1, most) if lengths else (0, 1 if most == 1 else INTEGERS)
+    low, high = (-1, most) if lengths else (0, 1 if most == 1 else rng.choice((2, INTEGERS)))  # 2: masks
     for value in required_inputs(model):
         if value.shape is None or value.dtype is None:
             raise OutOfScopeError(

@@ -18,7 +18,7 @@ from rnn_lower.driver.lower_pass import Record, lower_document, lower_unadvised,
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.driver.suggestions import unlogged
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.ir.walk import opset_of, subgraphs
+from rnn_lower.ir.walk import opset_of, output_names, subgraphs
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
@@ -202,14 +202,16 @@ def gather(model: Any, options: Options, ask: CheckOptions) -> Report:
         proof = _or_reason(lambda: prover.prove_models(original, lowered, 2, ask.seed, raised=raised_document))
         after = files.load(lowered)
         native, size = tuple(read_nodes(after.model, after.shape_info)), count(after.proto)  # its data is temporary
-    proofs = {} if isinstance(proof, str) else {(node.name, node.path): node for node in proof.nodes}
+    proofs = {} if isinstance(proof, str) else {(node.path, node.outputs): node for node in proof.nodes}
     of_nodes = {} if isinstance(over_time, str) else over_time.nodes
     trials = {name: _trial(document, options, name) for name in TARGETS}
     mends = _mends(document, options, trials)
     kinds = []
     for group, drawn in zip(_equal_records(records), drawings, strict=True):
         sites = [(record.node.name, record.node.path) for record in group]
-        ones = tuple(NodeResult(original_nodes[site], proofs.get(site), of_nodes.get(site)) for site in sites)
+        originals = [original_nodes[site] for site in sites]
+        held = [proofs.get((node.path, output_names(node.node))) for node in originals]
+        ones = tuple(map(NodeResult, originals, held, map(of_nodes.get, sites)))
         runtimes = tuple(_runtime(name, ones, trials[name], mends.get(name, "")) for name in TARGETS)
         kinds.append(Kind(group[0], ones, _operators(group[0]), drawn, runtimes))
     return Report(

@@ -3,8 +3,8 @@
 if seq_length > 0: the Scan
 else:             the initial states, and a Y without steps
 
-The If costs 4 us per run: 1 to 3 % of an LSTM or GRU of 64 steps, but 10 % of an RNN, which stays unguarded. No constant
-says that Y is empty: below opset 11, onnxruntime takes a known size of one branch for that of both.
+The If costs 4 us per run: 1 to 3 % of an LSTM or GRU of 64 steps, but 10 % of an RNN, which stays unguarded. No
+constant says that Y is empty: below opset 11, onnxruntime takes a known size of one branch for that of both.
 """
 
 from __future__ import annotations

@@ -486,3 +486,60 @@ def test_a_node_that_reads_huge_numbers_is_evidence():
     bias.CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(bias), bias.name))
     report = rnn_lower.check(model, lowered, inputs={"x": np.full((4, 2, 3), 20, np.float32)})
     assert report.verdict.startswith("DIFFERENT")
+
+
+def two_nodes(first: str, second: str, outputs: list[str]) -> onnx.ModelProto:
+    """Two LSTMs; the second one shows only where X is above 2e6."""
+    rng = np.random.default_rng(0)
+    weights = {f"{name}{k}": rng.normal(0, 0.6, (1, 8, size)) for k in (1, 2) for name, size in (("W", 3), ("R", 2))}
+    weights |= {"limit": np.array(2e6), "zero": np.zeros((1, 1, 2))}
+    node, info = helper.make_node, helper.make_tensor_value_info
+    nodes = [
+        node("LSTM", ["X", "W1", "R1"], ["Y"], hidden_size=2, name=first),
+        node("LSTM", ["X", "W2", "R2"], outputs, hidden_size=2, name=second),
+        node("ReduceMax", ["X"], ["most"], keepdims=0), node("Greater", ["most", "limit"], ["is_large"]),
+        node("Where", ["is_large", outputs[-1], "zero"], ["out"]),
+    ]  # fmt: skip
+    graph = helper.make_graph(
+        nodes, "g", [info("X", 1, ["T", "N", 3])], [info("Y", 1, None), info("out", 1, None)],
+        [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def with_other_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    other = onnx.ModelProto.FromString(model.SerializeToString())
+    weight = next(tensor for tensor in other.graph.initializer if tensor.name == "R2")
+    weight.CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(weight), "R2"))
+    return other
+
+
+@pytest.mark.parametrize(("first", "second"), [("a", "b"), ("a", "a"), ("Y_h", ""), ("", "")])
+def test_a_proof_of_one_node_is_none_of_another_of_its_name(first, second):
+    model = two_nodes(first, second, ["", "Y_h"])
+    assert rnn_lower.check(model, rnn_lower.lower(model)).ok
+    other = rnn_lower.lower(with_other_weights(model))
+    needed = {"Y_h"}  # its nodes lose their marks, as in another optimizer
+    for node in reversed(other.graph.node):
+        if needed & set(node.output):
+            inner = [each for attribute in node.attribute for each in attribute.g.node]
+            needed.update(node.input, *(each.input for each in inner))
+            for each in (node, *inner):
+                del each.metadata_props[:]
+    assert not rnn_lower.check(model, other).ok
+
+
+def test_a_node_is_proved_whose_first_output_nobody_reads():
+    model = two_nodes("", "", ["first", "", "Y_c"])
+    report = rnn_lower.check(model, rnn_lower.lower(model))
+    assert report.ok
+    assert not report.runs_of_unproved
+
+
+@pytest.mark.parametrize("lowers", [False, True])
+def test_a_node_that_is_kept_with_other_weights_must_show(lowers):
+    model = two_nodes("a", "b", ["", "Y_h"])
+    other = with_other_weights(model)
+    if lowers:
+        other = rnn_lower.lower(other, select=lambda node: node.name == "a")
+    assert not rnn_lower.check(model, other).ok

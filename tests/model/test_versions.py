@@ -11,6 +11,7 @@ import pytest
 from judge import close, every_node, expected, lowered, refused, remaining, run_onnxruntime, run_reference
 from oldops import run_old
 from onenode import OPTIONAL, Case, build
+from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
 from rnn_lower.options import OP_TYPES
@@ -331,3 +332,16 @@ def test_a_target_converts_to_its_first_opset(opset):
     assert model.opset_import[0].version == max(7, opset)
     close(run_onnxruntime(model, feeds), expected(restamped(case)))
     assert rnn_lower.lower(original).opset_import[0].version == opset
+
+
+@pytest.mark.parametrize("opset", [5, 6, 7, 8])
+def test_integers_of_constants_become_initializers_below_opset_9(opset):
+    model, feeds = build(Case("GRU", 13, outputs=("Y",)))
+    shape = numpy_helper.from_array(np.array([0, -1]), "shape")
+    model.graph.node.append(helper.make_node("Constant", [], ["shape"], value=shape))
+    model.graph.node.append(helper.make_node("Reshape", ["Y", "shape"], ["flat"]))
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("flat", TensorProto.FLOAT, None))
+    lowered = rnn_lower.lower(model, opset=opset)
+    assert not [node for node in lowered.graph.node if node.output[0] == "shape"]
+    assert rnn_lower.prove(model, lowered).ok
+    close(run_reference(lowered, feeds), run_onnxruntime(model, feeds))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -294,6 +296,50 @@ def rows_as_floats(model: onnx.ModelProto) -> None:
     added(model, ("Sub", [size, "limit"]), ("Relu", ["step0"]))
 
 
+def bent(op: str, **attributes: float) -> Callable[[onnx.ModelProto], None]:
+    """Add an operator of the length, in floats, that changes what it does beyond 45 steps."""
+
+    def change(model: onnx.ModelProto) -> None:
+        before, size = behind(model), size_of(model, 0, TensorProto.FLOAT)
+        add(model, op, [size], "bent", **attributes)
+        if op == "Clip":
+            constants(model, low=np.float32(0), high=np.float32(45))
+            next(node for node in model.graph.node if node.op_type == "Clip").input.extend(["low", "high"])
+            add(model, "Sub", [size, "bent"], "more")
+        add(model, "Add", [before, "more" if op == "Clip" else "bent"], "Y")
+
+    return change
+
+
+def product_of_the_length(model: onnx.ModelProto) -> None:
+    """[1, T, 1] times [-45] and so on, which a Relu cuts."""
+    size = size_of(model, 0, TensorProto.FLOAT)
+    constants(
+        model, small=np.full((1, 1), 1 / 64, np.float32), scalar=[1, 1], less=np.full((1, 1), 45 / 64, np.float32)
+    )
+    added(
+        model,
+        ("Reshape", [size, "scalar"]),
+        ("MatMul", ["step0", "small"]),
+        ("Sub", ["step1", "less"]),
+        ("Relu", ["step2"]),
+    )
+
+
+def ones_of_the_length(model: onnx.ModelProto) -> None:
+    """The sum of as many ones as there are steps, less 45."""
+    before, size = behind(model), size_of(model, 0)
+    constants(model, row=[1, -1], column=[-1, 1], limit=np.float32(45), vector=[1])
+    add(model, "Reshape", [size, "vector"], "shape_of_ones")
+    add(model, "ConstantOfShape", ["shape_of_ones"], "ones", value=numpy_helper.from_array(np.ones(1, np.float32)))
+    for shape in ("row", "column"):
+        add(model, "Reshape", ["ones", shape], f"ones_{shape}")
+    add(model, "MatMul", ["ones_row", "ones_column"], "count")
+    add(model, "Sub", ["count", "limit"], "beyond")
+    add(model, "Relu", ["beyond"], "more")
+    add(model, "Add", [before, "more"], "Y")
+
+
 def narrow_integers(model: onnx.ModelProto) -> None:
     """0 - 1 is 255 in 8 bits, from 46 steps on."""
     before, size = behind(model), size_of(model, 0)
@@ -344,7 +390,8 @@ def start_with_computed_end(model: onnx.ModelProto) -> None:
 
 BEYOND = [
     table, table_on_another_axis, floats_in_two_steps, integers_in_two_steps, rows_as_floats, narrow_integers,
-    narrow_constants, hidden_constant, start_with_computed_end,
+    narrow_constants, hidden_constant, start_with_computed_end, product_of_the_length, ones_of_the_length,
+    bent("Clip"), bent("HardSigmoid", alpha=1.0, beta=-45.0), bent("ThresholdedRelu", alpha=45.0),
 ]  # fmt: skip
 
 
@@ -359,6 +406,25 @@ def test_numbers_beyond_the_compared_sizes(change):
     assert not np.allclose(wanted, actual, atol=1e-3)
     (wanted,), (actual,) = run_onnxruntime(model, feeds), run_onnxruntime(lowered, feeds)
     assert np.allclose(wanted, actual, atol=1e-6)
+    assert not rnn_lower.prove(model, lowered).ok
+
+
+def test_a_size_of_other_inputs_is_not_that_of_an_emitted_value():
+    """onnxruntime plans one buffer for values whose sizes have one name."""
+    model, _ = build(Case("GRU", 17, T=5, N=2, outputs=("Y_h",)))
+    free(free(model, 0), 1)
+    model.graph.input.append(INFO("Z", TensorProto.FLOAT, ["K", 4]))
+    model.graph.output.append(INFO("Z_abs", TensorProto.FLOAT, ["K", 4]))
+    model.graph.node.append(helper.make_node("Abs", ["Z"], ["Z_abs"]))
+    lowered = rnn_lower.lower(model)
+    before = behind(lowered, "Y_h")
+    constants(lowered, first=[0])
+    add(lowered, "Squeeze", [before, "first"], "rows")
+    add(lowered, "Neg", ["rows"], "minus")
+    add(lowered, "Neg", ["minus"], "plus")
+    add(lowered, "Unsqueeze", ["plus", "first"], "Y_h")
+    assert rnn_lower.prove(model, lowered).ok
+    lowered.graph.value_info.append(INFO("minus", TensorProto.FLOAT, ["K", 4]))
     assert not rnn_lower.prove(model, lowered).ok
 
 
