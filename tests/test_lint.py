@@ -362,3 +362,13 @@ def test_what_lower_wrote_for_a_target_passes(target, tmp_path, capsys):
     assert cli.main(["lint", str(source), "--target", target, *sizes, "--json"]) in (0, 1)
     told = json.loads(capsys.readouterr().out)
     assert all(one["lowering_mends"] for one in told["findings"])
+
+
+@pytest.mark.parametrize(("target", "runs"), [("tract", False), ("onnxruntime", True)])
+def test_calls_of_functions_are_named_where_no_test_ran_one(target, runs):
+    model, _ = build(Case("GRU", 17, place="function"))
+    report = rnn_lower.lint(rnn_lower.lower(model, target=target), target)
+    assert [finding.mend for finding in report.findings] == (
+        [] if runs else ["--fold inlines the functions that contain recurrent nodes"]
+    )
+    assert rnn_lower.lint(rnn_lower.lower(model, target=target, fold=True), target).ok

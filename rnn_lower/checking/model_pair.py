@@ -17,7 +17,7 @@ from rnn_lower.checking.samples import Feeds
 from rnn_lower.driver.plan import inlined_document, read_document
 from rnn_lower.errors import RnnLowerError, one_line
 from rnn_lower.ir.walk import opset_of, output_names, recurrent_nodes, with_bodies
-from rnn_lower.lowering.node import RecurrentNode
+from rnn_lower.lowering.node import OPERATORS, RecurrentNode
 from rnn_lower.modelio import files
 from rnn_lower.proving.model_inputs import required_inputs
 from rnn_lower.proving.old_operators import FIRST_TODAY
@@ -174,7 +174,7 @@ class ModelPair:
         if proof is not None and proof.whole and proof.ok:
             return []
         proved = set() if proof is None else {(node.path, node.outputs) for node in proof.nodes if node.ok}
-        kept = recurrent_nodes(self.lowered.model) if proof is not None and not proof.changed else ()
+        kept = () if proof is not None and proof.changed else recurrent_nodes(self.lowered.model)
         remaining = {name for node, _ in kept for name in _results(node)}
         indices = [
             index for index, node in enumerate(self.nodes)
@@ -183,8 +183,8 @@ class ModelPair:
         ]  # fmt: skip
         live = [index for index in indices if index not in self._dead] if indices else []
         if live and proof is not None and is_folded(self.lowered.proto):  # folding renames nodes of branches
-            every = len(self.nodes) - len(self._dead)
-            return [] if len(proof.nodes) == every and all(node.ok for node in proof.nodes) else live
+            every, held = len(self.nodes) - len(self._dead), [node for node in proof.nodes if node.op_type in OPERATORS]
+            return [] if len(held) == every and all(node.ok for node in held) else live
         return live
 
     @functools.cached_property

@@ -16,6 +16,8 @@ from rnn_lower.ir.walk import Scope, nodes
 from rnn_lower.lowering.function_body import Finish, function_of
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.opset.convert import raise_ir_version
+from rnn_lower.targeting import TARGETS
+from rnn_lower.targeting.profile import Target
 
 logger = logging.getLogger("rnn_lower")
 
@@ -25,18 +27,15 @@ IR_VERSION = 8
 FIRST_OPSET = 6
 """The first opset that infers the element types of sums and products."""
 
-RUN_BY = ("onnxruntime", "onnxruntime@1.20", "onnxruntime@1.17", "onnx-reference")
-"""Targets that run function calls. OpenVINO, tract, OpenCV, onnx2torch and tinygrad refuse them."""
 
-
-def check_target(target: str) -> None:
+def check_target(target: Target) -> None:
     """Raise RnnLowerError unless a runtime is known to run function calls."""
-    if target not in RUN_BY:
+    if not target.functions:
         text = (
-            f"no test shows that target {target} runs function calls; drop --as-function, or choose "
+            f"no test shows that target {target.name} runs function calls; drop --as-function, or choose "
             "one of these targets"
         )
-        raise RnnLowerError(f"{text}: {', '.join(RUN_BY)}")
+        raise RnnLowerError(f"{text}: {', '.join(name for name, other in TARGETS.items() if other.functions)}")
 
 
 class Calls:

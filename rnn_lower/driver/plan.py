@@ -106,7 +106,7 @@ class Plan:
         self._constants = ModelConstants(model, self._names)
         self._calls = Calls(model)
         if options.as_function and options.target is not None:
-            check_target(self._target.name)
+            check_target(self._target)
 
     @functools.cached_property
     def sites(self) -> list[Site]:
@@ -179,6 +179,10 @@ class Plan:
                     graph.meta.setdefault(VERIFIED_SHAPES, {})[value.name] = shape
             if value.shape is None or value in firm or value.is_initializer():
                 continue
+            if value not in fixed and len(shape) == len(value.shape):  # as in a file, no size is added
+                shape = ir.Shape(
+                    [new if isinstance(old, int) else old for old, new in zip(value.shape, shape, strict=True)]
+                )
             declared_shape, value.shape = value.shape, shape
             if value in ends:
                 warn_of_output(value, declared_shape, shape)

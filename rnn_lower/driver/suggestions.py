@@ -200,8 +200,10 @@ def _sizes(lacks: Sequence[Requirement], options: Options, model: ir.Model) -> l
     needed = {size for lack in lacks for size in lack.sizes}
     if not needed:
         return NOTHING
-    fixed = dict(one_by_one(declared_shapes(model), options.dims or {}))
-    free = {name: role for name, role in _free(model).items() if name not in fixed}
+    fixed = {name for name, _ in one_by_one(declared_shapes(model), options.dims or {})}
+    roles = _free(model)  # which names all axes
+    fixed |= {dim for name, axis, dim in free_dims(declared_shapes(model)) if axis_name(name, axis) in fixed}
+    free = {name: role for name, role in roles.items() if name not in fixed}
     few = {name: role for name, role in free.items() if role in needed or role not in SIZES}
     choices = [chosen for chosen in (few, free) if chosen]
     changes = []

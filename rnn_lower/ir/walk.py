@@ -138,7 +138,7 @@ def known_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
         return None
     (attribute,) = node.attributes.values()
     if attribute.name == "value" and attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
-        return attribute.as_tensor()
+        return attribute.value  # type: ignore[no-any-return]  # as_tensor() checks a protocol, which is slow
     literal = literal_of(attribute)
     return None if literal is None else ir.tensor(literal)
 

@@ -114,6 +114,9 @@ class Document:
         for output in proto.graph.output:
             if output.name in inputs & declared.keys():  # a declaration that does not describe the input
                 output.CopyFrom(declared[output.name])
+        for field in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
+            if self.proto.HasField(field):  # also if it is empty
+                setattr(proto, field, getattr(self.proto, field))
         imports = {(entry.domain, entry.version): entry for entry in self.proto.opset_import}
         for entry in proto.opset_import:  # in which an absent domain stays absent
             entry.CopyFrom(imports.get((entry.domain, entry.version), entry))
@@ -137,6 +140,11 @@ class Document:
     def shape_info(self) -> ShapeInfo:
         """Information about the view in its current state; it is not valid after changes."""
         return ShapeInfo(self.model, self.outline)
+
+    @functools.cached_property
+    def dtype_of(self) -> Callable[[ir.Value], ir.DataType | None]:
+        """The element type of a value of the view in its current state, or None if unknown; found once."""
+        return functools.cache(self.shape_info.dtype)
 
     @functools.cached_property
     @uncollected()
@@ -223,11 +231,10 @@ class Document:
                 value.const_value = keep(value)
         nodes = [self._proto_of(node) for node in graph]
         if len(nodes) != len(proto.node) or any(a is not b for a, b in zip(nodes, proto.node, strict=True)):
-            gone = {name for node in proto.node for name in node.output} - {
-                name for node in nodes for name in node.output
-            }
+            before = _defined(proto)
             del proto.node[:]
             proto.node.extend(nodes)
+            gone = before - _defined(proto)
             protobuf.remove_if(proto.value_info, lambda info: info.name in gone)
         if isinstance(graph, ir.Graph):
             self._write_values(graph, proto, new, keep)
@@ -250,7 +257,9 @@ class Document:
     ) -> None:  # fmt: skip
         inputs = {value.name for value in graph.inputs}
         names = {*graph.initializers, *_named_elsewhere(self.proto)}
-        protobuf.remove_if(proto.initializer, lambda tensor: tensor.name not in names)
+        unused = {tensor.name for tensor in proto.initializer} - names
+        for entries in (proto.initializer, proto.value_info):
+            protobuf.remove_if(entries, lambda entry: entry.name in unused)
         protobuf.remove_if(proto.input, lambda value: value.name not in inputs)
         there = {tensor.name for tensor in proto.initializer}
         for name, value in graph.initializers.items():
@@ -280,6 +289,11 @@ class Document:
                 proto.opset_import.add(domain=domain, version=imports[domain])
         for function in functions[len(self.proto.functions) :]:
             self.proto.functions.append(ir.serde.serialize_function(function))
+
+
+def _defined(proto: onnx.GraphProto | onnx.FunctionProto) -> set[str]:
+    """The names of the values that the nodes of a graph compute."""
+    return {name for node in proto.node for name in node.output}
 
 
 def _read(proto: onnx.ModelProto) -> ir.Model:
@@ -344,7 +358,7 @@ def _redeclare(info: onnx.ValueInfoProto, shape: ir.Shape, everywhere: bool) -> 
     for dim, known in zip(tensor.shape.dim, shape, strict=True):
         if isinstance(known, int) and everywhere:
             dim.dim_value = known
-        elif dim.HasField("dim_value") and known != dim.dim_value:
+        elif dim.HasField("dim_value") and known != dim.dim_value and dim.dim_value >= 0:  # -1 is no size
             dim.ClearField("dim_value")
             if everywhere and isinstance(known, ir.SymbolicDim) and known.value is not None:
                 dim.dim_param = known.value

@@ -1,4 +1,4 @@
-"""Keys of nodes and bodies: two nodes with one key compute the same, so that they need no run to be compared.
+"""Keys of bodies: two bodies with one key compute the same, so that they need no run to be compared.
 
 The key of a value consists of its operator, attributes and operands, or of its numbers if constants alone compute it.
 So a node has the same key before and after constant folding. The key of a body contains that of its node, since bodies
@@ -21,8 +21,8 @@ from rnn_lower.transforms.evaluate import computed_constants
 Key = bytes
 
 
-def congruence_keys(model: ir.Model, equal: Collection[str | None]) -> dict[ir.Graph | ir.Node, Key]:
-    """The key of each node and each body of a model without functions, whose nodes are in order.
+def congruence_keys(model: ir.Model, equal: Collection[str | None]) -> dict[ir.Graph, Key]:
+    """The key of each body of a model without functions, whose nodes are in order.
 
     equal: the names of values that are known to be equal in the models that are compared.
 
@@ -30,7 +30,7 @@ def congruence_keys(model: ir.Model, equal: Collection[str | None]) -> dict[ir.G
     """
     computed = computed_constants((node, scope.opset) for node, scope in nodes(model))
     keys: dict[ir.Value, Key] = {value: _key("input", value.name) for value in model.graph.inputs}
-    found: dict[ir.Graph | ir.Node, Key] = {}
+    found: dict[ir.Graph, Key] = {}
 
     def of_value(value: ir.Value | None) -> Key:
         array = computed.get(value, constant(value))
@@ -55,7 +55,6 @@ def congruence_keys(model: ir.Model, equal: Collection[str | None]) -> dict[ir.G
             operands = [*map(of_value, node.inputs), len(node.outputs)]  # of a Split, the number decides the sizes
             key = _key(node.op_identifier(), own, operands, [(a, k) for a, _, k in inner], attributes_key(node))
             keys.update({value: _key(key, index) for index, value in enumerate(node.outputs)})
-            found[node] = key
             found.update({body: _key(key, name) for name, body, _ in inner})
 
     follow(model.graph, 0)

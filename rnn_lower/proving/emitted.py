@@ -25,6 +25,10 @@ AT_AN_END = (-1, 0, 1)
 """Starts and ends of a Slice of the first or the last position, and indices of a Gather of them."""
 
 
+ELEMENT = 32
+"""The work of one element of a result, in products; it takes as much time, and its memory."""
+
+
 class Observed:
     """What nodes did in all comparisons.
 
@@ -91,9 +95,9 @@ class EmittedInterpreter(Interpreter):
 
     def _execute(self, node: ir.Node) -> Sequence[Array]:
         results = super()._execute(node)
-        self._work += sum(result.size for result in results)
+        self._work += ELEMENT * sum(result.size for result in results)
         if self._work + self.field.products > self.most_work:
-            raise OutOfScopeError(f"the graph computes more than {self.most_work} products and elements")
+            raise OutOfScopeError(f"the graph computes more than {self.most_work} products")
         if node.op_type in ("Add", "Sub") and results[0].dtype == np.int64:
             self._check_sum(node, results[0])
         if self.counters is not None:

@@ -129,7 +129,7 @@ class _Diff:
             value for value in new.value_info
             if value.name in known or not (value.name in own or _repeats(value, weights.get(value.name)))
         ]  # fmt: skip
-        gone = {name for node in old.node for name in node.output} - {name for node in new.node for name in node.output}
+        gone = _defined(old) - _defined(new)
         gone -= {value.name for value in infos}
         old_infos = [value for value in old.value_info if value.name not in gone]
         near = emitted | _upstream(new) | _reshaped(new, emitted)
@@ -334,6 +334,11 @@ def _common_sizes(info: onnx.ValueInfoProto, other: onnx.ValueInfoProto) -> onnx
         if not (dim.HasField("dim_value") and its_dim.HasField("dim_value")):
             dim.Clear()
     return copy
+
+
+def _defined(graph: onnx.GraphProto) -> set[str]:
+    """The names of the values that nodes compute or initializers hold."""
+    return {name for node in graph.node for name in node.output} | {tensor.name for tensor in graph.initializer}
 
 
 def _emitted(node: onnx.NodeProto) -> bool:

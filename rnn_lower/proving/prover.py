@@ -36,7 +36,7 @@ from rnn_lower.proving.inline import CallError, without_made_calls
 from rnn_lower.proving.new_faults import new_faults
 from rnn_lower.proving.node_proof import Task, prove_node
 from rnn_lower.proving.program import read_by
-from rnn_lower.proving.report import DIFFERENT, NodeProof, Proof
+from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, NodeProof, Proof
 from rnn_lower.proving.rewriting import FOLDING, RAISING, Raise, Step, rewritings, rewritten
 from rnn_lower.proving.whole import prove_whole, raises
 from rnn_lower.sandbox.resource_limits import one_child
@@ -87,16 +87,17 @@ def _faults(proof: Proof) -> int:
 
 
 def _with_step(proof: Proof, step: Step, points: int, seed: int, deadline: float) -> Proof:
-    """The proof of nodes with that of a step: the loops that the step replaced, and why it is not proved."""
+    """The proof of nodes with that of a step: the loops that the step replaced, or why it is not proved."""
     is_raised = step.what == RAISING
     whole = prove_whole(step.before, step.after, points, seed, deadline, exact_sizes=is_raised)
-    replaced = tuple(node for node in whole.nodes if node.op_type in LOOPS)
-    others = Proof(tuple(node for node in whole.nodes if node not in replaced), whole.changed)
-    unproved = [f"the result of {step.what} is not proved correct: {why}" for why in others.reasons]
+    rows = tuple(node for node in whole.nodes if node.op_type in LOOPS)
+    if not whole.ok and all(node.ok for node in rows):
+        rows = (NodeProof(step.what, "step", "", OUT_OF_SCOPE, reason="; ".join(whole.reasons)), *rows)
+    changed = proof.changed
     if step.what != FOLDING:  # which may lose parts that compute nothing
         models = ((document.proto, document.folder) for document in (step.before, step.after))
-        unproved += model_diff.frame_changes(*models)
-    return Proof((*replaced, *proof.nodes), (*proof.changed, *unproved), whole=True)
+        changed = (*changed, *model_diff.frame_changes(*models))
+    return Proof((*rows, *proof.nodes), changed, whole=True)
 
 
 def _prove_nodes(before: Document, after: Document, points: int, seed: int, deadline: float) -> Proof:

@@ -164,7 +164,7 @@ class NodeProof:
 
     def describe(self) -> str:
         """Return one line about this node."""
-        graph = "" if self.path == "main graph" else f" ({self.path})"
+        graph = "" if self.path in ("", "main graph") else f" ({self.path})"
         return f"{self.name}{graph}: {self.op_type}, {self.verdict}{f': {self.reason}' if self.reason else ''}"
 
 

@@ -53,6 +53,9 @@ BENDS = (*COMPARE, "Abs", "Ceil", "Elu", "Floor", "HardSigmoid", "LeakyRelu", "P
 TABLES = ("Gather", "GatherElements", "GatherND")
 """Operators that look up rows of their first input by index."""
 
+SIZES = ("Shape", "Size")
+"""Operators that read only the shape of their input."""
+
 LAWFUL = ("ConstantOfShape", "CumSum", "Gemm", "MatMul", "Range", "ReduceMax", "ReduceSum", "Shape", "Size")
 """Operators that obey the same law for all integers, so that random integers distinguish two graphs of them."""
 
@@ -66,17 +69,16 @@ class WholeEvaluator(ModelInterpreter):
 
     outcomes: by node that makes booleans from input integers, or branches on them, the values seen.  flow: the values
     that depend on input integers.  lengths: recurrent nodes may read lengths in place of comparisons.  large: input
-    integers are large.  filled: the values that were not empty.
+    integers are large.  opaque: recurrent nodes are random functions, too.  filled: the values that were not empty.
     """
 
-    lengths = large = False
+    lengths = large = opaque = False
 
     def __init__(
         self, field: Field, document: Document, folded: bool, limits: Collection[float], deadline: float,
         flow: IntegerFlow,
     ) -> None:  # fmt: skip
         super().__init__(field, document, folded, limits, deadline)
-        self._shape_info = document.shape_info
         self._floats: dict[int, tuple[Array, np.ndarray]] = {}
         self._flow = flow
         self._tables: dict[ir.Node, str] = {}
@@ -133,6 +135,8 @@ class WholeEvaluator(ModelInterpreter):
                 self.field.symbols |= self._symbols[id(array)]
 
     def _body(self, body: ir.Graph, arguments: Sequence[Array]) -> list[Array]:
+        if not self._folded:  # no runtime computes a step of a loop before it knows the inputs
+            arguments = [array.copy() for array in arguments]  # which are not known numbers
         results = super()._body(body, arguments)
         self._use(results)  # stacking them would lose their symbols
         return results
@@ -151,8 +155,11 @@ class WholeEvaluator(ModelInterpreter):
             return super()._results(node)
         operands = self._operands(node)
         x = node.inputs[0] if own and node.op_type == "Cast" else None
-        if x is not None and operands[0] is not None and self._shape_info.dtype(x) == self._goal(node):
+        if x is not None and operands[0] is not None and self._document.dtype_of(x) == self._goal(node):
             return [operands[0]]  # such as a comparison that is cast to booleans
+        if own and self.opaque and node.op_type in OP_TYPES:
+            self._use(self._defined(operands))
+            return self._unknown(node, operands)
         if (own and node.op_type in (*OP_TYPES, "Constant")) or any(subgraphs(node)):
             self._use(operands)
             return super()._results(node)
@@ -168,10 +175,7 @@ class WholeEvaluator(ModelInterpreter):
         numbers = [self._number(operand) for operand in operands]
         flows = any(value in self._flow.elements for value in node.inputs)
         is_real = any(operand is not None and operand.dtype == np.uint64 for operand in operands)
-        # The equations of a recurrent node round only one result of constants, the sum of the biases, so the nodes
-        # that replace it round only this one, too.
-        is_emitted = node.metadata_props.get("rnn_lower.op") in OP_TYPES and node.op_type != "Add"
-        rounds = (flows or is_emitted) and is_real and node.op_type not in (*MOVES, *COMPARE, "Cast")
+        rounds = flows and is_real and node.op_type not in (*MOVES, *COMPARE, "Cast")
         if own and not rounds and all(a is None or b is not None for a, b in zip(operands, numbers, strict=True)):
             is_known = node.op_type in KNOWN
             return self._computed(node, numbers) if is_known else self._unknown(node, operands)
@@ -194,7 +198,7 @@ class WholeEvaluator(ModelInterpreter):
         op, flows = node.op_type, [value in self._flow.elements for value in node.inputs]
         if op == "Slice":
             self._watch_bounds(node, operands, flows)
-        if not any(flows):
+        if not any(flows) or not _is_read(node):
             return
         pairs = [(array, flow) for array, flow in zip(operands, flows, strict=True) if array is not None]
         is_hard = all(self._is_hard(array) for array, flow in pairs if flow)
@@ -265,7 +269,7 @@ class WholeEvaluator(ModelInterpreter):
             return node.op_type not in (*TABLES, "Slice") or not any(flows[1:])
         if node.op_type in LAWFUL:
             return True
-        dtype = self._shape_info.dtype(node.outputs[0])
+        dtype = self._document.dtype_of(node.outputs[0])
         is_wide = dtype is not None and (dtype.is_floating_point() or dtype in (ir.DataType.INT32, ir.DataType.INT64))
         return is_wide and node.op_type in (*RINGS, *CASTS)
 
@@ -273,12 +277,12 @@ class WholeEvaluator(ModelInterpreter):
         """Whether integers were computed from floats: they are field elements, without integer division or order."""
         if value is None or operand is None or operand.dtype != np.uint64:
             return False
-        dtype = self._shape_info.dtype(value)
+        dtype = self._document.dtype_of(value)
         return dtype is not None and dtype.is_integer()
 
     def _bind(self, value: ir.Value, array: Array) -> None:
         """Bind a value; narrow integers wrap."""
-        if array.dtype == np.int64 and (dtype := self._shape_info.dtype(value)) is not None and dtype.is_integer():
+        if array.dtype == np.int64 and (dtype := self._document.dtype_of(value)) is not None and dtype.is_integer():
             if dtype == ir.DataType.UINT64 and array.min(initial=0) < 0:
                 raise OutOfScopeError(f"unsigned integers in '{value.name}' wrap around")
             array = array.astype(dtype.numpy()).astype(np.int64)
@@ -302,14 +306,14 @@ class WholeEvaluator(ModelInterpreter):
 
     def _typed(self, value: ir.Value | None, numbers: np.ndarray | None) -> np.ndarray | None:
         """Known integers in the type that the model gives them, which evaluation widens."""
-        dtype = None if value is None else self._shape_info.dtype(value)
+        dtype = None if value is None else self._document.dtype_of(value)
         if numbers is None or numbers.dtype != np.int64 or dtype is None or not dtype.is_integer():
             return numbers
         return numbers.astype(dtype.numpy())
 
     def _unknown(self, node: ir.Node, operands: Sequence[Array | None]) -> list[Array]:
         """Return random elements, keyed by all operands, in the inferred shapes."""
-        dtypes = [None if value is None else self._shape_info.dtype(value) for value in node.inputs]
+        dtypes = [None if value is None else self._document.dtype_of(value) for value in node.inputs]
         integers = [dtype for dtype in dtypes if dtype is not None and dtype.is_integer()]  # they differ in their range
         seed = _digest(f"{node.domain} {node.op_type} {attributes_key(node)} {integers}", operands)
         return [
@@ -323,7 +327,7 @@ class WholeEvaluator(ModelInterpreter):
         for value, array in zip(node.inputs, operands, strict=True):
             if value is None or array is None or value.name in inputs:
                 continue
-            name, dtype = str(value.name), self._shape_info.dtype(value)
+            name, dtype = str(value.name), self._document.dtype_of(value)
             kind = KINDS[array.dtype.kind] if dtype is None else dtype.value
             inputs[name] = onnx.helper.make_tensor_value_info(name, kind, array.shape)
             numbers = self._number(array) if array.size < 64 else None
@@ -343,6 +347,13 @@ class WholeEvaluator(ModelInterpreter):
         if any(shape is None or None in shape for shape in shapes):
             raise OutOfScopeError(f"the output shape of {node.op_type} '{node.name}' is unknown")
         return [tuple(size for size in shape or () if size is not None) for shape in shapes]
+
+
+def _is_read(node: ir.Node) -> bool:
+    """Whether anything reads more than the shapes of the results of a node."""
+    return any(
+        value.is_graph_output() or any(user.op_type not in SIZES for user, _ in value.uses()) for value in node.outputs
+    )
 
 
 def _digest(text: str, arrays: Iterable[Array | None]) -> str:

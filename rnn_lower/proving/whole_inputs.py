@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -102,33 +102,13 @@ def _counted(node: ir.Node, scope: Scope, known: Mapping[ir.Value | None, np.nda
         yield from (int(number) for number in np.ravel(array) if np.isfinite(number) and abs(number) < 2**31 - 1)
 
 
-def _counted_numbers(models: Sequence[ir.Model], operators: Collection[str] | None = None) -> list[int]:
-    """The constants that a node compares with or a loop counts to, in order. operators: of the nodes, or all."""
+def _counted_numbers(models: Sequence[ir.Model]) -> list[int]:
+    """The constants that a node compares with or a loop counts to, in order."""
     numbers = set[int]()
     for model in models:
         known = computed_constants((node, scope.opset) for node, scope in nodes(model))
-        chosen = [(node, scope) for node, scope in nodes(model) if operators is None or node.op_type in operators]
-        numbers.update(number for node, scope in chosen for number in _counted(node, scope, known))
+        numbers.update(number for node, scope in nodes(model) for number in _counted(node, scope, known))
     return sorted(numbers)
-
-
-def sizes_at_limits(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Yield sizes at and around a few of the constants with which a node compares."""
-    limits = _counted_numbers(models, COMPARE)
-    near = {limit + more for limit in limits if 0 < limit <= FEW_COUNTED for more in (-1, 0, 1)}
-    yield from _new_sizes(models[0], sizes, sorted(near)[:MOST_LIMITS])
-
-
-def comparing_large_numbers(model: ir.Model) -> set[ir.Node]:
-    """The nodes that compare with an integer beyond the few that are tried."""
-    known = computed_constants((node, scope.opset) for node, scope in nodes(model))
-    found = set[ir.Node]()
-    for node, _ in nodes(model):
-        arrays = [known.get(value, constant(value)) for value in node.inputs] if node.op_type in COMPARE else []
-        numbers = [int(n) for array in arrays if array is not None and array.dtype.kind in "iu" for n in array.ravel()]
-        if any(array is None for array in arrays) and any(abs(number) > FEW_COUNTED for number in numbers):
-            found.add(node)
-    return found
 
 
 def sizes_beyond_few(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:

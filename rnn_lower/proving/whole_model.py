@@ -31,7 +31,7 @@ def limits_of(document: Document) -> set[float]:
 def types_of(document: Document) -> set[ir.DataType]:
     """The element types of all recurrent nodes, as far as they are known."""
     inputs = (node.inputs[0] for node, _ in recurrent_nodes(document.model))
-    return {dtype for x in inputs if x is not None and (dtype := document.shape_info.dtype(x)) is not None}
+    return {dtype for x in inputs if x is not None and (dtype := document.dtype_of(x)) is not None}
 
 
 def shapes_of(document: Document) -> dict[str, ir.Shape]:
@@ -45,7 +45,7 @@ CASTS = ("Cast", "CastLike")
 class ModelInterpreter(Interpreter):
     """Evaluates a model over a field.
 
-    folded: add the halves of a constant B in floats, as constant folding does.
+    folded: compute with constants in floats, as folding does: sums of biases, and steps of loops from constant states.
     limits: clip limits of all nodes; clips at these limits are never dropped as having no effect.
     trusted: the declared shapes that need not be compared with actual ones, by name; None for all.
     narrow: 16-bit types of recurrent nodes; nodes that rnn_lower emitted may cast float32 back to them.
@@ -53,6 +53,7 @@ class ModelInterpreter(Interpreter):
 
     trusted: Mapping[str, ir.Shape] | None = None
     narrow: Collection[ir.DataType | None] = ()
+    _executed = 0
 
     held: dict[str, Array] | None = None
     """By node and state, the final states of the last run, where the next one starts; None if runs are independent."""
@@ -85,13 +86,13 @@ class ModelInterpreter(Interpreter):
         """Return the target type of a Cast or CastLike, if known."""
         if node.op_type == "Cast":
             return cast_type(node.attributes["to"].value)
-        return None if node.inputs[1] is None else self._document.shape_info.dtype(node.inputs[1])
+        return None if node.inputs[1] is None else self._document.dtype_of(node.inputs[1])
 
     def _rounds(self, node: ir.Node, operand: Array | None) -> bool:
         """Whether a Cast or CastLike rounds computed floats."""
         if operand is None or operand.dtype != np.uint64 or node.inputs[0] is None:
             return False
-        source, narrow = self._document.shape_info.dtype(node.inputs[0]), NODE_MARK in node.metadata_props
+        source, narrow = self._document.dtype_of(node.inputs[0]), NODE_MARK in node.metadata_props
         return not is_exact(source, self._goal(node), self.narrow if narrow else ())
 
     def _bind(self, value: ir.Value, array: Array) -> None:
@@ -99,7 +100,9 @@ class ModelInterpreter(Interpreter):
         super()._bind(value, array)
 
     def _execute(self, node: ir.Node) -> Sequence[Array]:
-        check_time(self._deadline)
+        self._executed += 1
+        if self._executed % 16 == 0:  # reading the clock may take longer than a node
+            check_time(self._deadline)
         return super()._execute(node)
 
     def _results(self, node: ir.Node) -> Sequence[Array]:
@@ -112,7 +115,7 @@ class ModelInterpreter(Interpreter):
 
     def _recurrent(self, node: ir.Node) -> list[Array]:
         self._defined(self._operands(node))
-        dtype = None if node.inputs[0] is None else self._document.shape_info.dtype(node.inputs[0])
+        dtype = None if node.inputs[0] is None else self._document.dtype_of(node.inputs[0])
         read, over = equations.read(node, dtype or ir.DataType.FLOAT), arithmetic(self.field)
         named = zip(equations.INPUTS, node.inputs, strict=False)
         arrays: dict[str, Any] = {name: self._value(value) for name, value in named if value is not None and value.name}

@@ -123,6 +123,7 @@ def _direction(
 ) -> Direction:
     new, outputs = sums[h], []
     assert new is not None
+    axes = get_attribute(loop, "scan_output_axes", ir.AttributeType.INTS, None) or (0,) * len(loop.outputs)
     c = next((k for k, total in enumerate(sums[: len(initial)]) if total is not None and cell.state_c is not None
               and same(unmasked(total), cell.state_c)), None)  # fmt: skip
     for k, (value, total) in enumerate(zip(loop.outputs, sums, strict=True)):
@@ -131,7 +132,9 @@ def _direction(
         elif k == c:
             outputs.append((value, "Y_c"))
         elif total is not None and k >= len(initial) and same(unmasked(total), unmasked(new)):
-            outputs.append((value, "Y" if total.rank == 2 else "Y_direction"))
+            kinds = {(2, 0): "Y", (2, 1): "Y_turned", (3, 0): "Y_direction"}
+            if kind := kinds.get((total.rank, axes[k - len(initial)])):
+                outputs.append((value, kind))
     source = cell.source
     flipped, batch_first = (False, False) if source is None else (source.flipped, source.batch_first)
     starts = (initial[h], *([] if c is None else [initial[c]]))

@@ -256,6 +256,8 @@ def _nodes(
             outputs[role] if axis is None else b.op("Squeeze", outputs[role], name=f"{role}_squeezed", axes=[axis])
             for role, axis in zip(wiring.roles, wiring.axes, strict=True)
         ]
+        for index in wiring.turned:
+            results[index] = b.op("Transpose", results[index], name="batch_first", perm=[1, 0, 2])
         known = [
             _moved(value)
             for value in (x, wiring.lengths, *wiring.states)
@@ -316,6 +318,7 @@ class _Wiring:
     """The wiring of a node: sequence_lens, initial states, and the node's output for each result of the region.
 
     axes: the direction axis, which the results lack.  bare: whether the states lack it, too.
+    turned: results that have the batch first.
     """
 
     lengths: ir.Value | None
@@ -323,6 +326,7 @@ class _Wiring:
     roles: Sequence[str]
     axes: Sequence[int | None]
     bare: bool = False
+    turned: Sequence[int] = ()
 
 
 def _own_wirings(region: Region, x: ir.Value, op_type: str, shape_info: ShapeInfo) -> Iterator[_Wiring]:
@@ -351,10 +355,12 @@ def _loop_wirings(region: Region, direction: Direction, values: Mapping[str, ir.
     wanted = [roles.get(str(value.name)) for value in region.results]
     starts = [None if value is None else values.get(str(value.name)) for value in direction.initial]
     states = [None if value is None or _is_zero(value) else value for value in starts]
-    axes = {"Y": 1, "Y_h": 0, "Y_c": 0, "Y_direction": None}
+    axes = {"Y": 1, "Y_turned": 1, "Y_h": 0, "Y_c": 0, "Y_direction": None}
     if None not in wanted:
         names = [str(role) for role in wanted]
-        yield _Wiring(None, states, [name.removesuffix("_direction") for name in names], [axes[n] for n in names], True)
+        kinds = [name.removesuffix("_direction").removesuffix("_turned") for name in names]
+        turned = [index for index, name in enumerate(names) if name == "Y_turned"]
+        yield _Wiring(None, states, kinds, [axes[name] for name in names], True, turned)
 
 
 def _is_zero(value: ir.Value) -> bool:

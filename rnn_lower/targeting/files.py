@@ -166,6 +166,7 @@ KEYS: dict[str, Key] = {
     "static_batch": _FLAG,
     "scan_captures": _FLAG,
     "empty": _FLAG,
+    "functions": _FLAG,
     "rank": Key(lambda value: _is_whole(value) and value > 0, "the highest rank, such as 4"),
     "static": _FLAG,
     "single_batch": _FLAG,

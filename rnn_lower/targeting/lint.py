@@ -60,6 +60,8 @@ class LintReport:
         return {"ok": self.ok, **dataclasses.asdict(self)}
 
 
+LEGALIZES = "--legalize-all replaces this node"
+
 Lower = Callable[[RecurrentNode], object]
 """Lowers a copy of a recurrent node. Raises RnnLowerError if the node cannot be lowered."""
 
@@ -99,7 +101,7 @@ def summary(findings: Sequence[Finding], target: Target) -> str:
     text = [*names[:3], *([f"{len(names) - 3} more loops"] if len(names) > 3 else [])]
     text += [f"{count} {op}" for op, count in counts.most_common(6)]
     more = f" and {len(counts) - 6} more operators" if len(counts) > 6 else ""
-    one, replaced = len(findings) == 1, sum(bool(finding.mend) for finding in findings)
+    one, replaced = len(findings) == 1, sum(LEGALIZES in finding.mend for finding in findings)
     mend = f"; use --legalize-all to replace {'it' if one else f'{replaced} of them'}" if replaced else ""
     return (
         f"target {target.name} does not support {len(findings)} remaining "
@@ -112,7 +114,13 @@ def _plain(
 ) -> Iterator[Finding]:
     checker = ConstraintChecker(target.constraints, scope.opset, declared_by(shape_info))
     for node in scope.graph:
-        if node in recurrent or node.op_identifier() in model.functions:  # the nodes of a function are looked at
+        if node in recurrent:
+            continue
+        if node.op_identifier() in model.functions:  # whose nodes are looked at, too
+            if not target.functions:
+                why = f"no test shows that {target.name} runs calls of a model's functions"
+                inlines = "--fold inlines the functions that contain recurrent nodes"
+                yield Finding(display_name(node), node.op_type, scope.path, why, inlines)
             continue
         rule: str | None
         if node.domain not in DEFAULT_DOMAINS:
@@ -128,7 +136,7 @@ def _plain(
         if rule is not None:
             own = node.domain in DEFAULT_DOMAINS and node.op_type not in ("If", *LOOPS)
             mends = own and can_legalize(node, checker)
-            mend = "--legalize-all replaces this node" if mends else ""
+            mend = LEGALIZES if mends else ""
             yield Finding(display_name(node), node.op_type, scope.path, rule, mend)
 
 

@@ -37,6 +37,7 @@ class Target:
     wrong; None if it has the recurrent operators, but their features have not been measured.
     faster_lowered: for each recurrent operator, the batch size from which lowering it was measured to be faster.
     empty: whether it was shown to run tensors without elements, and a Loop without trips.
+    functions: whether it was shown to run calls of a model's functions.
     path: the path of its file.
     slow: the number of unrolled steps above which loading is slow, and the measured seconds for an LSTM at T = 400.
     """
@@ -57,6 +58,7 @@ class Target:
     fused: Mapping[str, Measured] | None = dataclasses.field(default_factory=dict)
     faster_lowered: Mapping[str, int] = dataclasses.field(default_factory=dict)
     empty: bool = False
+    functions: bool = False
     path: Path = Path()
 
     @property

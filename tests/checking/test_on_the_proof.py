@@ -543,3 +543,10 @@ def test_a_node_that_is_kept_with_other_weights_must_show(lowers):
     if lowers:
         other = rnn_lower.lower(other, select=lambda node: node.name == "a")
     assert not rnn_lower.check(model, other).ok
+
+
+def test_weights_of_bfloat16_that_are_inputs_with_a_default():
+    model, _ = build(Case("LSTM", 22, dtype="bfloat16", weights="initializer", optional=("B",)))
+    for tensor in model.graph.initializer:
+        model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    assert rnn_lower.check(model, rnn_lower.lower(model)).ok

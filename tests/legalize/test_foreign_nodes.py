@@ -6,9 +6,11 @@ import numpy as np
 import onnx
 import pytest
 from judge import close, every_node, run_onnxruntime
+from onenode import Case, build
 from onnx import helper, numpy_helper
 
 import rnn_lower
+from rnn_lower.driver.legalize_rest import LEGALIZED
 from rnn_lower.targeting import TARGETS
 
 FLOATS = np.linspace(-3, 3, 24, dtype=np.float32).reshape(2, 3, 4)
@@ -128,3 +130,38 @@ def body_of_tanh() -> onnx.GraphProto:
     ]
     nodes = [helper.make_node("Identity", ["on"], ["on2"]), helper.make_node("Tanh", ["s"], ["s2"], name="tanh")]
     return helper.make_graph(nodes, "body", values[:3], values[3:])
+
+
+def with_lengths_of_floats() -> onnx.ModelProto:
+    """As Keras masks: the lengths are the numbers of rows that are not 0, and Where sets the others to 0."""
+    model, _ = build(Case("GRU", 17, T=4, N=1, optional=("sequence_lens",), outputs=("Y",)))
+    graph = model.graph
+    graph.input.remove(next(value for value in graph.input if value.name == "sequence_lens"))
+    constants = {"axis": np.array([2]), "first": np.array([0]), "four": np.array([0, 1]), "zero": np.float32(0)}
+    graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items())
+    node = helper.make_node
+    nodes = [
+        node("ReduceMax", ["X"], ["most"], axes=[2], keepdims=0), node("Equal", ["most", "zero"], ["is_zero"]),
+        node("Not", ["is_zero"], ["mask"]), node("Cast", ["mask"], ["ones"], to=onnx.TensorProto.INT32),
+        node("ReduceSum", ["ones", "first"], ["sequence_lens"], keepdims=0),
+        node("Reshape", ["mask", "mask_shape"], ["mask4"]), node("Where", ["mask4", "Y", "zero"], ["Z"]),
+    ]  # fmt: skip
+    graph.initializer.append(numpy_helper.from_array(np.array([4, 1, 1, 1]), "mask_shape"))
+    for index, each in enumerate(nodes[:5]):
+        graph.node.insert(index, each)
+    graph.node.extend(nodes[5:])
+    graph.output[0].CopyFrom(helper.make_tensor_value_info("Z", onnx.TensorProto.FLOAT, [4, 1, 1, 4]))
+    return model
+
+
+def test_legalization_beside_lengths_that_floats_decide_is_proved():
+    model = with_lengths_of_floats()
+    lowered = rnn_lower.lower(model, target="opencv@4", legalize_all=True)
+    marked = [node for node in lowered.graph.node if any(each.key == LEGALIZED for each in node.metadata_props)]
+    assert marked
+    assert rnn_lower.prove(model, lowered).ok
+    assert rnn_lower.check(model, lowered).ok
+    extra = helper.make_node("Neg", [marked[-1].output[0]], ["dead"])
+    extra.metadata_props.extend(marked[-1].metadata_props)
+    lowered.graph.node.append(extra)
+    assert not rnn_lower.prove(model, lowered).ok

@@ -624,3 +624,58 @@ def test_a_loop_that_reads_no_steps_is_left():
             for name in node.input
         ]
     assert loops_of(rnn_lower.raise_loops(model)) != []
+
+
+@pytest.mark.parametrize("turned", [[0, 0], [1, 0], [0, 1], [1, 1]])
+def test_a_scan_over_either_axis_is_raised(turned):
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]> g (float[3,3,2] x) => (float[A,B,C] y, float[3,4] hT) {{
+        hT, y = Scan (h0, x) <num_scan_inputs = 1, scan_input_axes = [{turned[0]}], scan_output_axes = [{turned[1]}],
+            body: graph = body (float[3,4] h, float[3,2] xt) => (float[3,4] next, float[3,4] out) {{
+            a = MatMul (xt, W) b = MatMul (h, R) sum = Add (a, b) next = Tanh (sum) out = Identity (next) }}>
+    }}""")
+    rng = np.random.default_rng(0)
+    for name, shape in {"W": (2, 4), "R": (4, 4), "h0": (3, 4)}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name))
+    raised = rnn_lower.raise_loops(model)
+    assert loops_of(raised) == []
+    feeds = {"x": rng.normal(size=(3, 3, 2)).astype(np.float32)}
+    close(run_onnxruntime(raised, feeds), run_onnxruntime(model, feeds))
+
+
+def test_fields_of_the_model_that_are_empty_stay():
+    """onnxslim writes the name of the producer so."""
+    model = keras_gru()
+    model.producer_name = model.producer_version = ""
+    lowered = rnn_lower.lower(model, loops=True, dims={"N": 2, "T": 3})
+    assert lowered.HasField("producer_name")
+    assert rnn_lower.prove(model, lowered).ok
+
+
+@pytest.mark.parametrize("form", ["scan", "loop"])
+def test_a_loop_that_was_raised_and_lowered_is_proved(form):
+    model = scanned()
+    lowered = rnn_lower.lower(model, raise_loops=True, form=form)
+    assert any(node.metadata_props for node in lowered.graph.node)
+    assert rnn_lower.prove(model, lowered).ok
+    weight = next(tensor for tensor in lowered.graph.initializer if tensor.name.endswith("R_transposed"))
+    weight.CopyFrom(onnx.numpy_helper.from_array(2 * onnx.numpy_helper.to_array(weight), weight.name))
+    assert not rnn_lower.prove(model, lowered).ok
+
+
+@pytest.mark.parametrize("what", ["a node", "a node of doubles", "bounds of rank 2"])
+def test_what_is_added_to_an_unrolled_model_is_a_change(what):
+    """Runtimes have no kernel for some of these nodes, which onnx's checker accepts."""
+    model = keras_gru()
+    lowered = rnn_lower.lower(model, loops=True, dims={"N": 2, "T": 3})
+    assert rnn_lower.prove(model, lowered).ok
+    x, marks = lowered.graph.input[0].name, [each for node in lowered.graph.node for each in node.metadata_props]
+    more = {
+        "a node": [helper.make_node("Identity", [x], ["dead"])],
+        "a node of doubles": [helper.make_node("Cast", [x], ["d"], to=TensorProto.DOUBLE), helper.make_node("Softplus", ["d"], ["dead"])],
+        "bounds of rank 2": [helper.make_node("Clip", [x, "low", "low"], ["dead"])],
+    }[what]  # fmt: skip
+    lowered.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((1, 1), np.float32), "low"))
+    for node in more:
+        node.metadata_props.append(marks[0])
+        lowered.graph.node.append(node)
+    assert not rnn_lower.prove(model, lowered).ok

@@ -616,3 +616,41 @@ def test_weights_that_are_constants_of_a_branch(folded):
     model.graph.node.append(helper.make_node("If", ["on"], ["Y_if"], then_branch=then, else_branch=orelse))
     model.graph.output[0].CopyFrom(helper.make_tensor_value_info("Y_if", TensorProto.FLOAT, None))
     assert rnn_lower.prove(model, rnn_lower.lower(model, fold=folded)).ok
+
+
+def test_a_step_that_cannot_be_proved_is_no_change():
+    """Nothing tells the shape of what another domain's operator computes."""
+    model, _ = build(Case("GRU", 17, outputs=("Y",)))
+    model.opset_import.append(helper.make_opsetid("com.other", 1))
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(2), "two"))
+    model.graph.node.extend([
+        helper.make_node("Odd", ["Y"], ["Z"], domain="com.other"), helper.make_node("Neg", ["two"], ["minus"]),
+        helper.make_node("Mul", ["Z", "minus"], ["out"]),
+    ])  # fmt: skip
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("out", TensorProto.FLOAT, None))
+    proof = rnn_lower.prove(model, rnn_lower.lower(model, fold=True))
+    assert not proof.ok
+    assert not proof.changed
+    assert [(node.name, node.verdict) for node in proof.nodes] == [
+        ("constant folding", "out of scope"), ("node", "proved"),
+    ]  # fmt: skip
+
+
+def test_numbers_of_which_only_the_shape_is_read_are_no_difference():
+    """The quantizer of onnxruntime leaves such a node beside a table of 8 bits."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]> g (int64[N,T] ids) => (float[?,?,?] y, int64[3] size)
+        <int8[4,3] table = {1,2,3,4,5,6,7,8,9,10,11,12}, float scale = {0.5}, int8 zero = {1}, int64[1] three = {3}> {
+        rows = Gather (table, ids) numbers = DequantizeLinear (rows, scale, zero) s = Shape (numbers)
+        moved = Transpose <perm = [1, 0, 2]> (rows) y = DequantizeLinear (moved, scale, zero)
+        n = Slice (s, z, o) z = Constant <value_ints = [0]> () o = Constant <value_ints = [2]> ()
+        size = Concat <axis = 0> (n, three) }
+    """)
+    nodes = {node.output[0]: node for node in model.graph.node}
+    del model.graph.node[:]
+    model.graph.node.extend(nodes[name] for name in ("z", "o", "rows", "numbers", "s", "n", "moved", "y", "size"))
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 5
+    folded = rnn_lower.lower(model, fold=True)
+    assert len(folded.graph.node) < len(model.graph.node) - 2
+    assert rnn_lower.prove(model, folded).ok

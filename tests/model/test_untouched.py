@@ -11,6 +11,7 @@ import pytest
 from fullmodel import full_model
 from judge import every_node, remaining, run_onnxruntime
 from onenode import OPTIONAL, Case, build
+from onnx import helper
 from paths import SHARED, own_models
 
 import rnn_lower
@@ -189,3 +190,34 @@ def test_model_without_recurrent_nodes_is_as_it_was():
     model = onnx.helper.make_model(graph)
     assert rnn_lower.lower(model) == model
     assert rnn_lower.lower(ir.from_proto(model)).graph.name == "g"
+
+
+def test_declarations_of_weights_go_with_the_weights():
+    """torch declares them; onnx_ir drops their declarations, and lowering of a file does the same."""
+    model, _ = build(Case("LSTM", 17, outputs=("Y",), weights="initializer"))
+    for tensor in model.graph.initializer:
+        model.graph.value_info.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    lowered = rnn_lower.lower(model)
+    known = {tensor.name for tensor in lowered.graph.initializer}
+    assert not {info.name for info in lowered.graph.value_info} & (
+        {info.name for info in model.graph.value_info} - known
+    )
+    assert rnn_lower.prove(model, lowered).ok
+    by_ir = ir.to_proto(rnn_lower.lower(ir.from_proto(model)))
+    assert rnn_lower.prove(model, by_ir).ok
+
+
+def test_a_size_of_minus_1_stays():
+    """Paddle's exporter writes it for unknown sizes, and inference repeats it."""
+    model, _ = build(Case("LSTM", 17, outputs=("Y",), dynamic=True))
+    model.graph.node.append(helper.make_node("Neg", ["Y"], ["Z"]))
+    model.graph.node.append(helper.make_node("Neg", ["Z"], ["Q"]))
+    for infos in (model.graph.input, model.graph.output):
+        infos[0].type.tensor_type.shape.dim[0].dim_value = -1
+    model.graph.output[0].name = "Q"
+    info = model.graph.value_info.add()
+    info.CopyFrom(model.graph.output[0])
+    info.name = "Z"
+    lowered = rnn_lower.lower(model)
+    assert next(each for each in lowered.graph.value_info if each.name == "Z") == info
+    assert rnn_lower.prove(model, lowered).ok
