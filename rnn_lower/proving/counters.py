@@ -29,7 +29,7 @@ MOVED = (
 
 
 class FloatCounters:
-    """The values of a graph that count, found while it runs.
+    """The values of a graph that count, found while it runs once.
 
     is_constant: whether constants alone compute a value.
     """

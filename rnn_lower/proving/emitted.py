@@ -73,13 +73,14 @@ class EmittedInterpreter(Interpreter):
     ) -> None:  # fmt: skip
         super().__init__(field, limits, deadline)
         self.longest = longest
-        self.counters = None if longest is None else FloatCounters(field, self._is_constant)
+        self.counters: FloatCounters | None = None
         self.symbols: dict[str, int | None] = {}
         self._sizes: dict[ir.Node, tuple[int, ...]] = {}
         self.observed, self._work = Observed(), 0
 
     def run(self, graph: Graph, inputs: Mapping[ir.Value, Array]) -> list[Array]:
         self._carried = self._work = self.field.products = 0
+        self.counters = None if self.longest is None else FloatCounters(self.field, self._is_constant)
         try:
             return super().run(graph, inputs)
         except UndefinedError as error:

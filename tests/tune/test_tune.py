@@ -164,3 +164,11 @@ def test_a_guard_does_not_hide_the_steps_from_the_next_node(op, opset):
     close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
     feeds["X"] = feeds["X"][:0]
     assert run_onnxruntime(lowered, feeds)[1].tolist() == [0, 1, 2, 4]
+
+
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_guarded_graphs_of_free_sizes_are_proved(op, direction):
+    for outputs in (("Y",), ("Y", "Y_h")):
+        model, _ = build(Case(op, 17, direction, dynamic=True, outputs=outputs))
+        assert rnn_lower.prove(model, rnn_lower.lower(model, target="onnxruntime")).ok
