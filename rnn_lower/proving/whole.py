@@ -315,25 +315,34 @@ class _Comparison:
                 if self.count > count and not is_new:
                     break
 
-    def _differ(self, trial: Trial) -> str:
-        """Return the difference for one trial, or "" if there is none or the original does not run."""
-        field = Field(self.seed * 1000 + trial.draw % self.points)
+    def _drawn(self, trial: Trial, field: Field) -> tuple[dict[str, Array], dict[str, Array]]:
+        """All inputs of a trial, and those of them that override a default."""
         rng = np.random.default_rng((self.seed, trial.draw, trial.index))
         inputs = draw_inputs(field, self.models[0], trial.sizes, rng, self.exact or trial.draw % 2 == 1)
         inputs |= {name: np.full(inputs[name].shape, number) for name, number in trial.numbers.items()}
         if trial.large:
             inputs |= large_integers(self.models[1], inputs, rng)
         overridden = {} if trial.draw % 2 == 0 else overrides(field, self.models[1], rng)
-        inputs |= overridden
+        return inputs | overridden, overridden
+
+    def _evaluator(self, document: Document, flow: IntegerFlow, field: Field, trial: Trial) -> WholeEvaluator:
+        """The evaluator of one model for a trial."""
+        evaluator = WholeEvaluator(field, document, self.folded, self.limits, self.deadline, flow)
+        evaluator.narrow, evaluator.lengths, evaluator.large = self.narrow, self.lengths, trial.large
+        evaluator.opaque = self.opaque
+        evaluator.trusted = None if document is self.documents[0] else self.declared
+        if trial.large:
+            evaluator.most_passes, evaluator.most_elements = MOST_COUNTED, 4 * FEW
+        return evaluator
+
+    def _differ(self, trial: Trial) -> str:
+        """Return the difference for one trial, or "" if there is none or the original does not run."""
+        field = Field(self.seed * 1000 + trial.draw % self.points)
+        inputs, overridden = self._drawn(trial, field)
         results, symbols, computed = list[list[Array]](), list[set[str]](), list[dict[str, Array]]()
         for document, flow in zip(self.documents, self.flows, strict=True):
             field.symbols.clear()
-            evaluator = WholeEvaluator(field, document, self.folded, self.limits, self.deadline, flow)
-            evaluator.narrow, evaluator.lengths, evaluator.large = self.narrow, self.lengths, trial.large
-            evaluator.opaque = self.opaque
-            evaluator.trusted = None if document is self.documents[0] else self.declared
-            if trial.large:
-                evaluator.most_passes, evaluator.most_elements = MOST_COUNTED, 4 * FEW
+            evaluator = self._evaluator(document, flow, field, trial)
             try:
                 results.append(evaluator.outputs(inputs))
             except NoStepsError:
