@@ -1945,7 +1945,7 @@ def _calls() -> Iterator[BadCall]:
     anyhow: Any = rnn_lower  # with anything
     anything: Any = rnn_lower.lower
     yield BadCall("opset a text", lambda: anything(model_of(), opset="17"), f"opset is '17'{whole}")
-    yield BadCall("functions for OpenCV", lambda: anything(model_of(), target="opencv", as_function=True), "no test shows that target opencv runs function calls; drop as_function, or choose one of these targets: onnxruntime")
+    yield BadCall("functions for OpenCV", lambda: anything(model_of(), target="opencv", as_function=True), "no test shows that target opencv runs function calls; drop as_function, or choose one of these targets: onnx-reference, onnxruntime")
     yield BadCall("stream as function", lambda: rnn_lower.stream(model_of(dynamic=True), as_function=True), "rnn_lower.stream cannot write the model as a function; call it without as_function")
     for name, (given, words) in {
         "body of no version": ({"version": 2}, "version 2 of GRU is unknown; known versions: 1, 3, 7, 14, 22"),
