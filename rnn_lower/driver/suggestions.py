@@ -87,7 +87,8 @@ def _suggestion(lacks: Sequence[Requirement], options: Options, model: ir.Model,
     message = [f"use {' or '.join(ways)}"] if ways else []
     suggestion, error = _first_that_works(lacks, options, model, attempt)
     if suggestion is not None and suggestion not in ways:
-        message.append(f"add {suggestion}")
+        replaces = options.opset is not None and "--opset" in suggestion
+        message.append(f"{'use' if replaces else 'add'} {suggestion}")
     if message:
         return ", or ".join(message)
     opsets = next((lack.opsets for lack in lacks if lack.opsets), None)

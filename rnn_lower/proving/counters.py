@@ -31,7 +31,8 @@ MOVED = (
 class FloatCounters:
     """The values of a graph that count, found while it runs once.
 
-    is_constant: whether constants alone compute a value.
+    is_constant: whether constants alone compute a value.  marked: values that count, or are masks of 0 and 1.
+    shifted: those to which a number was added.  carried: by input of a loop body, what the next step reads there.
     """
 
     def __init__(self, field: Field, is_constant: Callable[[ir.Value | None], bool]) -> None:
@@ -51,11 +52,8 @@ class FloatCounters:
 
     def follow(self, node: ir.Node, operands: Sequence[Array | None]) -> None:
         """Note which results of a node count. Raises OutOfScopeError if the node must not read what counts."""
-        for _, body in subgraphs(node):
-            for outer, inner in zip(node.outputs, body.outputs[node.op_type == "Loop" :], strict=False):
-                if self._is_marked(inner):
-                    self._mark([outer], inner in self._shifted)
         if any(subgraphs(node)):
+            self._leave(node)
             return
         floats = [
             (value, array) for value, array in zip(node.inputs, operands, strict=True)
@@ -74,6 +72,13 @@ class FloatCounters:
         keeps = node.op_type in (*MOVED, *SUMMED) or all(self._is_constant(value) for value, _ in others)
         if counting or self._makes(node, operands) or (marked and keeps):
             self._mark(node.outputs, is_shift or any(value in self._shifted for value, _ in counting))
+
+    def _leave(self, node: ir.Node) -> None:
+        """Note which results of bodies count."""
+        for _, body in subgraphs(node):
+            for outer, inner in zip(node.outputs, body.outputs[node.op_type == "Loop" :], strict=False):
+                if self._is_marked(inner):
+                    self._mark([outer], inner in self._shifted)
 
     def _mark(self, values: Sequence[ir.Value], is_shifted: bool) -> None:
         self._marked.update(values)

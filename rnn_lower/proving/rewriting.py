@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from rnn_lower.driver.legalize_rest import LEGALIZED, legalize_as
 from rnn_lower.driver.lower_pass import prepared
 from rnn_lower.driver.suggestions import unlogged
-from rnn_lower.errors import ConversionError
+from rnn_lower.errors import ConversionError, RnnLowerError
 from rnn_lower.ir.walk import count_nodes, nodes, opset_of, output_names
 from rnn_lower.loops.model import MARK, describe, loops
 from rnn_lower.modelio.document import Document
@@ -102,7 +102,12 @@ def rewritten(
         result = converted(result, opset)
     if marks := _marks(lowered, LEGALIZED) - _marks(source, LEGALIZED):
         legal = result.copied()
-        legalize_as(legal.model, sorted(marks))
+        try:
+            legalize_as(legal.model, sorted(marks))
+        except RnnLowerError as error:  # from a target that is gone
+            raise RnnLowerError(
+                f"the lowered model was legalized for a target, and this step fails now: {error}"
+            ) from None
         legal = Document(legal.write_back(), legal.folder)
         steps.append(Step(LEGALIZATION, result, legal))
         result = legal

@@ -15,7 +15,7 @@ from rnn_lower.checking.input_files import load_inputs
 from rnn_lower.checking.runners import load_onnxruntime
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.errors import RnnLowerError, UnsupportedError, one_line, public
-from rnn_lower.ir.walk import Scope, owner_of
+from rnn_lower.ir.walk import Scope, owner_of, scopes
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 from rnn_lower.quantization.products import LOOPS, find_products
@@ -92,7 +92,7 @@ def observed_ranges(
 
     def expose(model: ir.Model) -> None:
         findings, before = find_products(model, fed_back), len(model.graph.outputs)
-        scope_of = {observed.scope.graph: observed.scope for observed in findings.products}
+        scope_of = {scope.graph: scope for scope in scopes(model)}
         for value in findings.values():
             owner = owner_of(value)
             outer = None if owner is None else scope_of.get(owner)

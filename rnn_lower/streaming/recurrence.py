@@ -100,6 +100,9 @@ def scan(ctx: RuleContext) -> list[AxisInfo]:
     backwards = ctx.attribute("scan_output_directions", ())
     for index, axis in enumerate(ctx.attribute("scan_output_axes", [0] * (len(ctx.node.outputs) - count))):
         inferred = ctx.analysis.shape_info.shape(ctx.node.outputs[count + index])
+        step = ctx.analysis.shape_info.shape(body.outputs[count + index])
+        if inferred is None and step is not None:
+            inferred = (*step, None)
         if inferred is None or any(backwards):
             raise ctx.refuse("the rank of its output is unknown" if inferred is None else "it reverses its output")
         shape, time = ctx.sizes(len(inferred), count + index), axis % len(inferred)

@@ -7,6 +7,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 from cpu import exact_products
+from judge import close, run_onnxruntime
+from onenode import Case, build
 from onnx import TensorProto, helper
 from paths import ROOT
 from quantized_models import difference, matrices, products, recurrent, run, samples
@@ -213,3 +215,16 @@ def test_one_weight_for_inputs_of_two_ranges():
     made, feeds = rnn_lower.quantize(model, {"x": x, "z": x * 1000}), {"x": x[0], "z": x[0] * 1000}
     for wanted, found in zip(run(model, feeds), run(made, feeds), strict=True):
         assert np.abs(wanted - found).max() < 0.03 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+def test_recurrent_weights_that_nodes_compute(op):
+    """The loop then has no product to quantize, but the states of an LSTM are measured."""
+    model, feeds = build(Case(op, 21, weights="initializer", outputs=("Y",)))
+    weight = next(tensor for tensor in model.graph.initializer if tensor.name == "R")
+    weight.name = "R_before"
+    model.graph.node.insert(0, helper.make_node("Sin", ["R_before"], ["R"]))
+    lowered = rnn_lower.lower(model)
+    quantized = rnn_lower.quantize(lowered, [feeds])
+    assert "DequantizeLinear" in {node.op_type for node in quantized.graph.node}
+    close(run_onnxruntime(quantized, feeds), run_onnxruntime(lowered, feeds), rtol=0.1, atol=0.05)

@@ -30,7 +30,7 @@ from runners import RUNNERS, missing
 from streams import same_in_chunks
 
 import rnn_lower
-from rnn_lower import api
+from rnn_lower import api, cli
 
 
 def same_at_random_borders(build: Callable[[Stack], None], seed: int, late: int = 0, **options: object) -> None:
@@ -791,3 +791,26 @@ def test_a_recurrent_node_behind_a_reshape_is_unrolled(view):
     got = np.concatenate([session.run(x[:, k : k + 2])["y"] for k in range(0, 12, 2)])
     assert len(got) >= 10
     close([got], [run_onnxruntime(model, {"x": x})[0][: len(got)]])
+
+
+def test_a_scan_of_which_only_the_body_declares_the_rank(tmp_path):
+    """Inference gives up at a Split whose sizes an outer graph holds, and the output of the model has no shape."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 16]> g (float[T,N,4] x) => (float[T,N,2] y)
+        <int64[2] halves = {2, 2}, float[1,2] h0 = {0.5, -0.5}> {
+        hT, y = Scan (h, x) <num_scan_inputs = 1, body: graph = b (float[N,2] s, float[N,4] xt) => (float[N,2] t, float[N,2] o) {
+            first, second = Split <axis = -1> (xt, halves) sum = Add (first, s) bent = Tanh (sum) t = Mul (bent, second)
+            o = Identity (t) }> }""")
+    scan = model.graph.node[0]
+    shape = onnx.helper.make_node("Expand", ["h0", "rows"], ["h"])
+    nodes = [
+        onnx.helper.make_node("Shape", ["x"], ["batch"], start=1, end=2),
+        onnx.helper.make_node("Concat", ["batch", "two"], ["rows"], axis=0), shape, scan,
+    ]  # fmt: skip
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([2]), "two"))
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    path, out = str(tmp_path / "in.onnx"), str(tmp_path / "out.onnx")
+    onnx.save(model, path)
+    assert cli.main(["stream", path, out, "--time", "T", "--check", "--prove"]) == cli.DONE
