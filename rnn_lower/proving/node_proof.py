@@ -137,7 +137,7 @@ class _Comparison:
         names = {value.name: name for name, value in zip(equations.OUTPUTS, node.outputs, strict=False)}
         self._wanted = [(str(value.name), names[value.name]) for value in task.replaced]
         self.folds = (True, False) if self._constant("B") is not None else (False,)
-        self._foreign = dict.fromkeys(shape_info.symbols, NO_SIZE)
+        self._other_sizes = dict.fromkeys(shape_info.symbols, NO_SIZE)
         self.evaluations = 0
         self._cases, self.left_out = choose_cases(self._known, points)
 
@@ -260,7 +260,7 @@ class _Comparison:
             text["B"] = self._biases(field, arrays["B"], folded)
         own = set(field.symbols)
         own_sizes = symbol_sizes((self._shapes[name], array.shape) for name, array in arrays.items())
-        interpreter.symbols = {**self._foreign, **own_sizes}
+        interpreter.symbols = {**self._other_sizes, **own_sizes}
         directions, _, hidden_size = arrays["R"].shape
         interpreter.most_carried = (1 + (self._node.op == "LSTM")) * directions * case.N * hidden_size
         features, weights = arrays["X"].shape[-1] + hidden_size, arrays["R"].size // hidden_size

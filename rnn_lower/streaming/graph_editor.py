@@ -101,7 +101,7 @@ class GraphEditor:
         self._find_chains(self.graph, [])
         self._first = graph_builder(document.proto, MADE.rstrip("/"), self.names)
         self._sites: dict[int, Site] = {}
-        self._carrying: dict[str, int] = {}
+        self._state_nodes: dict[str, int] = {}
         self._kept: dict[tuple[str, int], onnx.NodeProto] = {}
         self._bodies: list[onnx.GraphProto] = []  # alive, because their ids are keys
         self.lengths: dict[str, tuple[ir.Value, ir.Value]] = {}
@@ -223,7 +223,7 @@ class GraphEditor:
         """Make a value the state output for the next chunk."""
         self.surface(site, operand, state)
         self.states.append(state)
-        self._carrying[state.input] = id(site.message)
+        self._state_nodes[state.input] = id(site.message)
 
     def surface(self, site: Site, operand: Operand, state: State) -> None:
         """Make a value of a branch an output of the main graph; the other branch passes the state on unchanged."""
@@ -331,11 +331,11 @@ class GraphEditor:
     def _carries_in_body(self, node: ir.Node) -> bool:
         """Whether a node has a state that the nodes around its body return."""
         message = self.document.message(node)
-        return bool(self._chains[id(message)]) and id(message) in self._carrying.values()
+        return bool(self._chains[id(message)]) and id(message) in self._state_nodes.values()
 
     def _drop_states(self, dead: set[int]) -> None:
         """Drop the states of nodes that are deleted."""
-        inputs = {name for name, node in self._carrying.items() if node in dead}
+        inputs = {name for name, node in self._state_nodes.items() if node in dead}
         outputs = {state.output for state in self.states if state.input in inputs}
         self.states = [state for state in self.states if state.input not in inputs]
         protobuf.remove_if(self.graph.input, lambda value: value.name in inputs)
