@@ -9,12 +9,12 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 
 import onnx_ir as ir
-from onnx_ir import convenience
 
 from rnn_lower.builder.constants import ModelConstants
 from rnn_lower.builder.graph_builder import GraphBuilder, detach
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import UnsupportedError
+from rnn_lower.ir.replacing import substitute
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import Scope, nodes, subgraphs, used_names
 from rnn_lower.legalize.conformance import ConstraintChecker
@@ -22,6 +22,7 @@ from rnn_lower.legalize.legalizer import legalize_copy
 from rnn_lower.loops.model import MARK
 from rnn_lower.lowering.node import OPERATORS
 from rnn_lower.options import Options
+from rnn_lower.shapes.fixed_dims import FIXED
 from rnn_lower.shapes.shape_info import ShapeInfo, declared_by
 from rnn_lower.targeting import find_target
 from rnn_lower.targeting.profile import Target
@@ -29,8 +30,8 @@ from rnn_lower.targeting.profile import Target
 logger = logging.getLogger("rnn_lower")
 
 LEGALIZED = "rnn_lower.legalized"
-"""The metadata key of nodes that replace a node of the model other than a recurrent node, and of nodes that read the
-replaced values. The metadata value consists of the target, and of ALL if not only nodes of rnn_lower were chosen."""
+"""The metadata key of a model in which nodes other than recurrent ones were replaced. The metadata value has a line for
+each time: the target, and ALL if not only nodes of rnn_lower were chosen."""
 
 ALL = " --legalize-all"
 
@@ -54,15 +55,17 @@ def legalize_rest(model: ir.Model, options: Options) -> None:
     target = find_target(options.target)
     names, count = Names(used_names(model)), 0
     constants = ModelConstants(model, names)
-    mark = f"{options.target}{ALL if options.legalize_all else ''}"
+    fixed = model.meta.get(FIXED, {})
     for node, scope, checker in list(_unsupported(model, target, ShapeInfo(model))):
         if not (options.legalize_all or _is_own(node)):
             continue
         name = node.name or node.op_type.lower()
         b = GraphBuilder(scope.opset, ir.DataType.FLOAT, names, constants.pool(scope), name)
-        count += _replace(node, scope, checker, b, mark)
+        count += _replace(node, checker, b, fixed)
     constants.register()
     if count:
+        line = f"{options.target}{ALL if options.legalize_all else ''}"
+        model.metadata_props[LEGALIZED] = "\n".join(filter(None, (model.metadata_props.get(LEGALIZED), line)))
         logger.info(
             "replaced %d other node%s with nodes that target %s supports", count, "s" * (count != 1), target.name
         )
@@ -82,15 +85,15 @@ def _unsupported(
             yield node, scope, checker
 
 
-def legalize_as(model: ir.Model, marks: Iterable[str]) -> None:
-    """Replace nodes of a model in place as the metadata values state."""
-    for mark in marks:
-        target = mark.removesuffix(ALL)
-        legalize_rest(model, Options(target=target, legalize_all=target != mark))
+def legalize_as(model: ir.Model, lines: Iterable[str]) -> None:
+    """Replace nodes of a model in place as these lines of the metadata value state."""
+    for line in lines:
+        target = line.removesuffix(ALL)
+        legalize_rest(model, Options(target=target, legalize_all=target != line))
 
 
-def _replace(node: ir.Node, scope: Scope, checker: ConstraintChecker, b: GraphBuilder, mark: str) -> bool:
-    """Replace a node if its patterns can express it; returns whether they can."""
+def _replace(node: ir.Node, checker: ConstraintChecker, b: GraphBuilder, fixed: dict[ir.Value, None]) -> bool:
+    """Replace a node if its patterns can express it; returns whether they can. fixed: see FIXED."""
     try:
         emitted, results = legalize_copy(node, b, checker)
     except UnsupportedError:
@@ -104,12 +107,9 @@ def _replace(node: ir.Node, scope: Scope, checker: ConstraintChecker, b: GraphBu
         if new in computed and new not in renamed:
             renamed[new] = old
         else:  # a constant, or what the node reads, keeps its name
-            for user, _ in old.uses():
-                user.metadata_props[LEGALIZED] = mark
             old.replace_all_uses_with(new)
-    for new_node in emitted:
-        new_node.metadata_props[LEGALIZED] = mark
-    convenience.replace_nodes_and_values(scope.graph, node, [node], emitted, list(renamed.values()), list(renamed))
+    fixed.update({new: fixed.pop(old) for new, old in renamed.items() if old in fixed})
+    substitute([node], emitted, list(renamed.values()), list(renamed))
     return True
 
 

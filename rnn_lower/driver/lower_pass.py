@@ -10,7 +10,6 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
-from onnx_ir import convenience
 from typing_extensions import Unpack
 
 from rnn_lower.driver.inline_functions import inline_functions, inline_recurrent
@@ -19,6 +18,7 @@ from rnn_lower.driver.plan import Plan, remove_unused
 from rnn_lower.driver.suggestions import advised
 from rnn_lower.errors import RnnLowerError, UnsupportedError, public
 from rnn_lower.ir import protobuf
+from rnn_lower.ir.replacing import substitute
 from rnn_lower.ir.schemas import newest_opset
 from rnn_lower.ir.uncollected import uncollected
 from rnn_lower.ir.walk import nodes, recurrent_nodes
@@ -286,9 +286,7 @@ def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | 
     read = [value for new in plan.replacements for value in new.site.node.node.inputs if value is not None]
     for new in plan.replacements:
         old = new.site.node.node
-        convenience.replace_nodes_and_values(
-            new.site.scope.graph, old, [old], new.nodes, new.old_values, new.new_values
-        )
+        substitute([old], new.nodes, new.old_values, new.new_values)
     remove_unused(read)
     target = find_target(options.target)
     if count := sum((node.domain, node.op_type) == ("com.microsoft", "AttnLSTM") for node, _ in nodes(model)):

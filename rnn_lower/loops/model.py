@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Iterator
 
 import onnx_ir as ir
-from onnx_ir import convenience
 
 from rnn_lower.builder.constants import ConstantPool
 from rnn_lower.builder.graph_builder import GraphBuilder, detach
 from rnn_lower.builder.names import Names
+from rnn_lower.ir.replacing import substitute
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import Scope, nodes, used_names, with_bodies
 from rnn_lower.loops.items import written
@@ -72,7 +72,7 @@ def unroll_loops(model: ir.Model, max_nodes: int) -> tuple[list[str], list[Remai
                         "it is in a function whose opset differs from the model's; convert the model first (--opset N)"
                     )
                 inside = list(with_bodies([node]))
-                max_nodes -= _unroll(node, scope, GraphBuilder(
+                max_nodes -= _unroll(node, GraphBuilder(
                     scope.opset, ir.DataType.FLOAT, names, pool, node.name or node.op_type,
                     {MARK: describe(node)}), shape_info, max_nodes)  # fmt: skip
                 gone.update(inside)
@@ -100,7 +100,7 @@ def _fold(model: ir.Model) -> None:
             continue
         b = GraphBuilder(scope.opset, ir.DataType.FLOAT, names, pool, node.name or node.op_type)
         parts = [written(b.slice(value, 0, k, k + 1)) for k in range(len(node.outputs))]
-        convenience.replace_nodes_and_values(scope.graph, node, [node], b.nodes, node.outputs, parts)
+        substitute([node], b.nodes, node.outputs, parts)
     for value in pool.initializers:
         model.graph.register_initializer(value)
     fold(model)
@@ -114,7 +114,7 @@ def _with_advice(why: str, model: ir.Model) -> str:
     return f"{why}; set the input sizes ({', '.join(f'--dim {name}=N' for name in free[:4])})"
 
 
-def _unroll(node: ir.Node, scope: Scope, b: GraphBuilder, shape_info: ShapeInfo, max_nodes: int) -> int:
+def _unroll(node: ir.Node, b: GraphBuilder, shape_info: ShapeInfo, max_nodes: int) -> int:
     """Replace a loop with its steps; returns the number of nodes."""
     unroller = Unroller(b, shape_info, max_nodes)
     try:
@@ -134,5 +134,5 @@ def _unroll(node: ir.Node, scope: Scope, b: GraphBuilder, shape_info: ShapeInfo,
         new.type = old.type or (None if new is None else new.type)
         olds.append(old)
         news.append(new)
-    convenience.replace_nodes_and_values(scope.graph, node, [node], b.nodes, olds, news)
+    substitute([node], b.nodes, olds, news)
     return len(b.nodes)

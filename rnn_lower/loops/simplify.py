@@ -7,12 +7,12 @@ import itertools
 from collections.abc import Sequence
 
 import onnx_ir as ir
-from onnx_ir import convenience
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from rnn_lower.builder.constants import ConstantPool
 from rnn_lower.builder.graph_builder import GraphBuilder
 from rnn_lower.builder.names import Names
+from rnn_lower.ir.replacing import substitute
 from rnn_lower.ir.walk import Scope, constant, integers, scopes, used_names
 from rnn_lower.lowering.node import Dim
 from rnn_lower.shapes.shape_info import ShapeInfo
@@ -63,7 +63,7 @@ class _Rewriter:
     def _replace(
         self, at: ir.Node, gone: Sequence[ir.Node], b: GraphBuilder, old: Sequence[ir.Value], new: Sequence[ir.Value]
     ) -> None:
-        convenience.replace_nodes_and_values(self._scope.graph, at, gone, b.nodes, old, new)
+        substitute(gone, b.nodes, old, new, at)
 
     def merge_slices(self) -> None:
         """Replace adjacent Slices that cover a whole value with one Split."""

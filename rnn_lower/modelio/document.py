@@ -210,6 +210,7 @@ class Document:
         except ir.serde.SerdeError as error:
             raise RnnLowerError(f"the lowered model cannot be serialized: {error.__cause__ or error}") from None
         self._write_imports()
+        self._write_metadata()
         if nesting > DEEP and not _is_readable(self.proto):
             raise _too_deep("no other form helps, because form unroll already has the fewest nested graphs")
         return self.proto
@@ -246,9 +247,6 @@ class Document:
         proto, names = self._origin[node], ["" if value is None else value.name or "" for value in node.inputs]
         if list(proto.input) != names:
             proto.input[:] = names
-            known = {entry.key for entry in proto.metadata_props}
-            for key in node.metadata_props.keys() - known:
-                proto.metadata_props.add(key=key, value=node.metadata_props[key])
         return proto
 
     def _write_values(
@@ -275,6 +273,15 @@ class Document:
             for value in node.outputs:
                 if value.name not in described and value.type is not None:
                     proto.value_info.append(ir.serde.serialize_value(value))
+
+    def _write_metadata(self) -> None:
+        """Write the metadata of the model, such as what was legalized."""
+        there = {entry.key: entry for entry in self.proto.metadata_props}
+        for key, text in self.model.metadata_props.items():
+            if key not in there:
+                self.proto.metadata_props.add(key=key, value=text)
+            elif there[key].value != text:
+                there[key].value = text
 
     def _write_imports(self) -> None:
         self.proto.ir_version = self.model.ir_version

@@ -17,6 +17,7 @@ from onnx_ir import convenience
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import ConversionError, RnnLowerError, UnsupportedError
 from rnn_lower.ir import protobuf
+from rnn_lower.ir.replacing import substitute
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, LITERALS, newest_opset, of_another_type, schema_of, signature_of
 from rnn_lower.ir.walk import (
     Scope,
@@ -58,12 +59,12 @@ def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None =
             and node.op_identifier() not in model.functions
             and _differs(node, scope, opset, shape_info)
         ):
-            changes.append((node, scope, _converted(node, scope.opset, opset, shape_info)))
+            changes.append((node, _converted(node, scope.opset, opset, shape_info)))
     for node, scope in recurrent.items():
         node.version = version_at(node.op_type, node.version or scope.opset)
     fixed = model.meta.get(FIXED, {})
-    for node, scope, new in changes:
-        for old_value, new_value in _put_in_place(node, scope, new, names):
+    for node, new in changes:
+        for old_value, new_value in _put_in_place(node, new, names):
             if old_value in fixed:
                 fixed[new_value] = fixed.pop(old_value)
     for imports in (model.opset_imports, *(function.opset_imports for function in model.functions.values())):
@@ -287,7 +288,7 @@ def _value_info(value: ir.Value, shape_info: ShapeInfo) -> onnx.ValueInfoProto:
 
 
 def _put_in_place(
-    node: ir.Node, scope: Scope, converted: ir.Graph, names: Names
+    node: ir.Node, converted: ir.Graph, names: Names
 ) -> list[tuple[ir.Value, ir.Value]]:  # fmt: skip
     """Replace a node by its converted form; returns its outputs, old and new.
 
@@ -314,7 +315,7 @@ def _put_in_place(
             value.name = names.unique(f"{display_name(node)}/{name}")
     old_values = [value for value in node.outputs if value.name]
     new_values = [made_values[value.name] for value in old_values]
-    convenience.replace_nodes_and_values(scope.graph, node, [node], new, old_values, new_values)
+    substitute([node], new, old_values, new_values)
     return list(zip(old_values, new_values, strict=True))
 
 

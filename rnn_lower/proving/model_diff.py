@@ -10,6 +10,7 @@ from typing import Any
 import onnx
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from rnn_lower.driver.legalize_rest import LEGALIZED
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import NODE_MARK, is_quantized
@@ -23,6 +24,9 @@ from rnn_lower.transforms.strip_weights import sizes_of
 
 WEIGHT_PATH = ("Cast", "Concat", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
 """Operators between a weight and a recurrent node, which lowering may remove together with the node."""
+
+OWN_KEYS = (FOLDED, LEGALIZED)
+"""The metadata keys with which rewritings of a whole model are recorded."""
 
 _A = onnx.AttributeProto
 _PLAIN = (_A.FLOAT, _A.FLOATS, _A.INT, _A.INTS, _A.STRING, _A.STRINGS)
@@ -90,7 +94,7 @@ class _Diff:
         yield from self.messages("", old, new, ["graph", "functions", "metadata_props"])
         if old.training_info:
             yield "model: it has training_info, which refers to values that may have changed"
-        if not _equal(*([each for each in m.metadata_props if each.key != FOLDED] for m in (old, new))):
+        if not _equal(*([each for each in m.metadata_props if each.key not in OWN_KEYS] for m in (old, new))):
             yield "model: metadata_props has changed"
         yield from self.messages("graph", old.graph, new.graph, _OF_GRAPHS)
         tensors = {tensor.name: tensor for tensor in new.graph.initializer}

@@ -81,6 +81,11 @@ def _marks(document: Document, key: str) -> set[str]:
     return {node.metadata_props[key] for node, _ in nodes(document.model) if key in node.metadata_props}
 
 
+def _legalized(document: Document) -> list[str]:
+    """For each legalization of other nodes, what the file says of it."""
+    return document.model.metadata_props.get(LEGALIZED, "").splitlines()
+
+
 def rewritten(
     source: Document, lowered: Document, plan: tuple[str, ...] = (), raised: Raise | None = None
 ) -> tuple[Document, list[Step]]:  # fmt: skip
@@ -100,10 +105,10 @@ def rewritten(
     opset = opset_of(lowered.proto)
     if opset not in (None, opset_of(result.proto)):
         result = converted(result, opset)
-    if marks := _marks(lowered, LEGALIZED) - _marks(source, LEGALIZED):
+    if lines := _legalized(lowered)[len(_legalized(source)) :]:
         legal = result.copied()
         try:
-            legalize_as(legal.model, sorted(marks))
+            legalize_as(legal.model, lines)
         except RnnLowerError as error:  # from a target that is gone
             raise RnnLowerError(
                 f"the lowered model was legalized for a target, and this step fails now: {error}"

@@ -43,6 +43,7 @@ def outline(proto: onnx.ModelProto, folder: Path | None = None) -> onnx.ModelPro
     """The outline of a model, with nodes, bodies and initializers in the same order. folder: of external data."""
     view = onnx.ModelProto(ir_version=proto.ir_version)
     view.opset_import.extend(proto.opset_import)
+    view.metadata_props.extend(proto.metadata_props)
     graph = view.graph
     graph.name = proto.graph.name
     graph.node.extend(proto.graph.node)

@@ -221,3 +221,20 @@ def test_a_size_of_minus_1_stays():
     lowered = rnn_lower.lower(model)
     assert next(each for each in lowered.graph.value_info if each.name == "Z") == info
     assert rnn_lower.prove(model, lowered).ok
+
+
+@pytest.mark.parametrize("options", [{}, {"opset": 17}, {"target": "portable", "legalize_all": True}], ids=str)
+def test_metadata_of_values_is_kept_through_onnx_ir(options):
+    """torch describes each output so."""
+    model, _ = build(Case("LSTM", 18, T=3, N=2, outputs=("Y", "Y_h")))
+    axes = helper.make_node("Constant", [], ["axes"], value_ints=[0])
+    model.graph.node.extend([axes, helper.make_node("ReduceMean", ["Y"], ["mean"], keepdims=0)])
+    model.graph.node[-1].input.append("axes")
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("mean", onnx.TensorProto.FLOAT, [1, 2, 4]))
+    for output in model.graph.output:
+        output.metadata_props.add(key="kind", value=output.name)
+    lowered = ir.to_proto(rnn_lower.lower(ir.from_proto(model), **options))
+    assert [list(output.metadata_props) for output in lowered.graph.output] == [
+        list(output.metadata_props) for output in model.graph.output
+    ]
+    assert rnn_lower.prove(model, lowered).ok

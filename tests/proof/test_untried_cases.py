@@ -159,7 +159,7 @@ def test_a_mark_does_not_choose_the_proof_of_a_node():
     lowered = rnn_lower.lower(model)
     negated_beyond(lowered, 0, 30)
     del lowered.graph.node[-1].metadata_props[:]
-    lowered.graph.node[-1].metadata_props.add(key=LEGALIZED, value="opencv --legalize-all")
+    lowered.metadata_props.add(key=LEGALIZED, value="opencv --legalize-all")
     long = {"X": np.repeat(feeds["X"], 9, 0)}
     (wanted,), (actual,) = run_onnxruntime(model, long), run_onnxruntime(lowered, long)
     assert not np.allclose(wanted, actual, atol=1e-3)
