@@ -50,8 +50,11 @@ def _is_own(node: ir.Node) -> bool:
     return MARK in node.metadata_props or (node.name or "").startswith(MADE)
 
 
-def legalize_rest(model: ir.Model, options: Options) -> None:
-    """Replace nodes with ones that the target supports, as far as possible: all nodes on request, else own ones."""
+def legalize_rest(model: ir.Model, options: Options) -> int:
+    """Replace nodes with ones that the target supports, as far as possible: all nodes on request, else own ones.
+
+    Returns the number of replaced nodes.
+    """
     target = find_target(options.target)
     names, count = Names(used_names(model)), 0
     constants = ModelConstants(model, names)
@@ -69,6 +72,7 @@ def legalize_rest(model: ir.Model, options: Options) -> None:
         logger.info(
             "replaced %d other node%s with nodes that target %s supports", count, "s" * (count != 1), target.name
         )
+    return count
 
 
 def _unsupported(

@@ -278,8 +278,7 @@ def lower_model(
 
 def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | None = None) -> list[Record]:
     """Replace all chosen recurrent nodes, or none of them; legalize other nodes first."""
-    if needs_legalization(model, options):
-        legalize_rest(model, options)
+    if needs_legalization(model, options) and legalize_rest(model, options):
         outline = None
     shape_info = ShapeInfo(model, outline)
     plan = Plan(model, options, shape_info)

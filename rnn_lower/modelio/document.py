@@ -235,7 +235,7 @@ class Document:
             before = _defined(proto)
             del proto.node[:]
             proto.node.extend(nodes)
-            gone = before - _defined(proto)
+            gone = before - _defined(proto) - ({*graph.initializers} if isinstance(graph, ir.Graph) else set())
             protobuf.remove_if(proto.value_info, lambda info: info.name in gone)
         if isinstance(graph, ir.Graph):
             self._write_values(graph, proto, new, keep)

@@ -72,8 +72,8 @@ def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None =
             if domain in imports:
                 imports[domain] = opset
     for node, scope in [*nodes(model)]:
-        if node.op_type == "Constant" and node.domain == "":
-            _move_integers(node, scope)
+        if node.op_type == "Constant" and node.domain == "" and isinstance(scope.graph, ir.Graph):
+            _move_integers(node, scope.graph, opset)
 
 
 def converted(document: Document, opset: int) -> Document:
@@ -319,19 +319,20 @@ def _put_in_place(
     return list(zip(old_values, new_values, strict=True))
 
 
-def _move_integers(node: ir.Node, scope: Scope) -> None:
+def _move_integers(node: ir.Node, graph: ir.Graph, opset: int) -> None:
     """Replace a Constant whose type its opset does not have, such as integers before 9, with an initializer."""
-    old, graph, schema = node.outputs[0], scope.graph, schema_of("Constant", scope.opset)
-    tensor = known_tensor(old)
+    old, tensor, schema = node.outputs[0], known_tensor(node.outputs[0]), schema_of("Constant", opset)
     if tensor is None or schema is None or f"tensor({tensor.dtype.name.lower()})" in schema.outputs[0].types:
         return
-    if not isinstance(graph, ir.Graph) or old.is_graph_output():
-        raise _refusal(
-            node, scope.opset, scope.opset, "a Constant cannot have this element type; make it an initializer"
-        )
-    new = ir.Value(name=old.name, type=old.type, shape=ir.Shape(tensor.shape.numpy()), const_value=tensor)
-    old.replace_all_uses_with(new)
-    graph.remove(node, safe=True)
+    named = ir.tensor(tensor.numpy(), tensor.dtype, name=old.name)
+    new = ir.Value(name=old.name, type=old.type, shape=ir.Shape(tensor.shape.numpy()), const_value=named)
+    if old.is_graph_output():  # which an initializer must not be
+        new.name = named.name = f"{old.name}/constant"
+        copy = ir.Node("", "Identity", [new], name=node.name)
+        substitute([node], [copy], [old], copy.outputs)
+    else:
+        old.replace_all_uses_with(new)
+        graph.remove(node, safe=True)
     graph.register_initializer(new)
 
 

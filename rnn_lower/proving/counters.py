@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.walk import constant, subgraphs
+from rnn_lower.ir.walk import constant, owner_of, subgraphs
 from rnn_lower.proving.call import OutOfScopeError
 from rnn_lower.proving.field import Array, Field
 
@@ -31,12 +31,16 @@ MOVED = (
 class FloatCounters:
     """The values of a graph that count, found while it runs once.
 
-    is_constant: whether constants alone compute a value.  marked: values that count, or are masks of 0 and 1.
-    shifted: those to which a number was added.  carried: by input of a loop body, what the next step reads there.
+    is_constant: whether constants alone compute a value.
+    compared: None, or, if the length is known, the inputs of the node: all lengths are compared, so only sizes count.
+    marked: values that count, or are masks of 0 and 1.  shifted: those to which a number was added.
+    carried: by input of a loop body, what the next step reads there.
     """
 
-    def __init__(self, field: Field, is_constant: Callable[[ir.Value | None], bool]) -> None:
-        self._field, self._is_constant = field, is_constant
+    def __init__(
+        self, field: Field, is_constant: Callable[[ir.Value | None], bool], compared: Collection[ir.Value] | None
+    ) -> None:  # fmt: skip
+        self._field, self._is_constant, self._compared = field, is_constant, compared
         self._marked: set[ir.Value] = set()
         self._shifted: set[ir.Value] = set()
         self._carried: dict[ir.Value, ir.Value] = {}
@@ -62,7 +66,7 @@ class FloatCounters:
         marked = [(value, array) for value, array in floats if self._is_marked(value) and array.any()]
         counting = [(value, array) for value, array in marked if (array > 1).any()]
         others = [pair for pair in floats if all(pair[0] is not value for value, _ in counting)]
-        if marked and node.op_type in SUMS:
+        if marked and node.op_type in SUMS and not (node.op_type == "MatMul" and floats[0][1].shape[-1:] == (1,)):
             raise OutOfScopeError(f"{node.op_type} '{node.name}' sums masks, sizes or positions in floats")
         is_shift = bool(counting) and node.op_type in SUMMED and len(counting) == 1 and any(a.any() for _, a in others)
         if counting:
@@ -90,12 +94,26 @@ class FloatCounters:
     def _makes(self, node: ir.Node, operands: Sequence[Array | None]) -> bool:
         """Whether a node makes floats of integers, or as many equal ones as an integer says."""
         if node.op_type == "Cast":
-            return operands[0] is not None and operands[0].dtype == np.int64 and not self._is_constant(node.inputs[0])
+            is_integer = operands[0] is not None and operands[0].dtype == np.int64
+            known = self._is_constant(node.inputs[0]) or not self._may_count(node.inputs[0])
+            return is_integer and not known
         return node.op_type in ("ConstantOfShape", "Tile") and not self._is_constant(node.inputs[-1])
+
+    def _may_count(self, value: ir.Value | None) -> bool:
+        """Whether an integer may be one that the proof does not compare, by the nodes that compute it."""
+        if self._compared is None:
+            return True
+        node = None if value is None else value.producer()
+        if node is not None:
+            return node.op_type in ("Shape", "Size") or any(map(self._may_count, node.inputs))
+        if value is None or value in self._compared or self._is_constant(value):
+            return False
+        graph = owner_of(value)
+        return not isinstance(graph, ir.Graph) or value is not graph.inputs[0]  # of a Loop, the number of the step
 
     def _check(self, node: ir.Node, counting: Sequence[ir.Value], others: Sequence[tuple[ir.Value, Array]]) -> None:
         label = f"{node.op_type} '{node.name}'"
-        if node.op_type not in (*COMPARED, *SUMMED, *MOVED, "Mul"):
+        if node.op_type not in (*COMPARED, *SUMMED, *MOVED, "Mul", "MatMul"):
             raise OutOfScopeError(f"{label} computes with a size or a position in floats")
         if node.op_type in MOVED:
             return

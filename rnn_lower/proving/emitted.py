@@ -56,7 +56,7 @@ class Observed:
 class EmittedInterpreter(Interpreter):
     """Evaluates emitted nodes on field elements.
 
-    longest: the largest length that is compared, if the model leaves a size open.
+    longest: the largest length that is compared, if the model leaves a size open.  knows_length: that of sequences.
     symbols: the sizes by symbolic name, or None for ambiguous names.
     most_work: the most products and elements to compute in one run.
     most_carried: the most floats that all loops together may carry from step to step: the states of the node.
@@ -64,15 +64,14 @@ class EmittedInterpreter(Interpreter):
     recorded: None, or a list to which every computed array of field elements is appended.
     """
 
+    longest: int | None = None
+    knows_length = False
     most_work = 1 << 40
     most_carried = 0
     recorded: list[Array] | None = None
 
-    def __init__(
-        self, field: Field, limits: Collection[float] = (), deadline: float = math.inf, longest: int | None = None
-    ) -> None:  # fmt: skip
+    def __init__(self, field: Field, limits: Collection[float] = (), deadline: float = math.inf) -> None:
         super().__init__(field, limits, deadline)
-        self.longest = longest
         self.counters: FloatCounters | None = None
         self.symbols: dict[str, int | None] = {}
         self._sizes: dict[ir.Node, tuple[int, ...]] = {}
@@ -80,7 +79,8 @@ class EmittedInterpreter(Interpreter):
 
     def run(self, graph: Graph, inputs: Mapping[ir.Value, Array]) -> list[Array]:
         self._carried = self._work = self.field.products = 0
-        self.counters = None if self.longest is None else FloatCounters(self.field, self._is_constant)
+        if self.longest is not None:
+            self.counters = FloatCounters(self.field, self._is_constant, inputs if self.knows_length else None)
         try:
             return super().run(graph, inputs)
         except UndefinedError as error:

@@ -232,7 +232,8 @@ class _Comparison:
             self._images: dict[str, Array] = {}
             field = Field(self._seed * 1000 + point)
             limits = () if self._node.limit is None else (self._node.limit,)
-            interpreter = EmittedInterpreter(field, limits, self._deadline, self._known.longest)
+            interpreter = EmittedInterpreter(field, limits, self._deadline)
+            interpreter.longest, interpreter.knows_length = self._known.longest, self._length is not None
             interpreter.observed = observed
             for case in cases[point]:
                 check_time(self._deadline)

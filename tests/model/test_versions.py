@@ -334,14 +334,35 @@ def test_a_target_converts_to_its_first_opset(opset):
     assert rnn_lower.lower(original).opset_import[0].version == opset
 
 
+@pytest.mark.parametrize("name", ["", "shape", "other"])
 @pytest.mark.parametrize("opset", [5, 6, 7, 8])
-def test_integers_of_constants_become_initializers_below_opset_9(opset):
+def test_integers_of_constants_become_initializers_below_opset_9(opset, name):
     model, feeds = build(Case("GRU", 13, outputs=("Y",)))
-    shape = numpy_helper.from_array(np.array([0, -1]), "shape")
+    shape = numpy_helper.from_array(np.array([0, -1]), name)
     model.graph.node.append(helper.make_node("Constant", [], ["shape"], value=shape))
+    model.graph.value_info.append(helper.make_tensor_value_info("shape", TensorProto.INT64, [2]))
     model.graph.node.append(helper.make_node("Reshape", ["Y", "shape"], ["flat"]))
     model.graph.output[0].CopyFrom(helper.make_tensor_value_info("flat", TensorProto.FLOAT, None))
     lowered = rnn_lower.lower(model, opset=opset)
     assert not [node for node in lowered.graph.node if node.output[0] == "shape"]
+    assert "shape" in {info.name for info in lowered.graph.value_info}
     assert rnn_lower.prove(model, lowered).ok
     close(run_reference(lowered, feeds), run_onnxruntime(model, feeds))
+
+
+def test_a_constant_that_a_branch_returns_stays_a_node():
+    model, feeds = build(Case("GRU", 13, outputs=("Y",)))
+    branches = {
+        f"{name}_branch": helper.make_graph(
+            [helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.array([size]), ""))],
+            name, [], [helper.make_tensor_value_info(name, TensorProto.INT64, [1])],
+        )
+        for name, size in (("then", 3), ("else", 4))
+    }  # fmt: skip
+    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
+    model.graph.node.append(helper.make_node("If", ["yes"], ["size"], **branches))
+    model.graph.output.append(helper.make_tensor_value_info("size", TensorProto.INT64, [1]))
+    lowered = rnn_lower.lower(model, opset=8)
+    assert rnn_lower.prove(model, lowered).ok
+    close(run_onnxruntime(lowered, feeds)[:1], run_onnxruntime(model, feeds)[:1])
+    assert run_onnxruntime(lowered, feeds)[1].tolist() == [3]

@@ -713,3 +713,21 @@ def test_a_branch_for_the_empty_sequence_beside_constant_lengths(op):
     lowered = rnn_lower.lower(model, target="onnxruntime")
     assert "If" in {node.op_type for node in lowered.graph.node}
     assert rnn_lower.prove(model, lowered).ok
+
+
+@pytest.mark.parametrize("form", ["unroll", "loop"])
+@pytest.mark.parametrize("opset", [4, 6, 7, 8])
+def test_lengths_in_floats_are_proved(opset, form):
+    """Below opset 9, Less takes only floats; below opset 7, masks are broadcast by products with rows of ones."""
+    for T, optional in ((4, ("sequence_lens",)), ("T", ("sequence_lens", "initial_h")))[: 1 + (opset > 4)]:
+        case = Case("GRU", opset, T=4, N=2, optional=optional, outputs=("Y",), output_sequence=1 if opset < 7 else None)
+        model, _ = build(case)
+        for value in model.graph.input:
+            axis = {"X": 1, "sequence_lens": 0, "initial_h": 1}.get(value.name)
+            if axis is not None:
+                value.type.tensor_type.shape.dim[axis].dim_param = "N"
+            if value.name == "X" and T == "T":
+                value.type.tensor_type.shape.dim[0].dim_param = "T"
+        lowered = rnn_lower.lower(model, form="loop" if T == "T" else form)
+        proof = rnn_lower.prove(model, lowered)
+        assert proof.ok, proof.reasons
