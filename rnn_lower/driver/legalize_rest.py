@@ -35,19 +35,20 @@ each time: the target, and ALL if not only nodes of rnn_lower were chosen."""
 
 ALL = " --legalize-all"
 
-MADE = "stream/"
-"""The start of the names of nodes that `stream` adds."""
+STREAM, MADE = "rnn_lower.stream", "stream/"
+"""The metadata key of a streaming model, and the start of the names of nodes that `stream` adds to it."""
 
 
 def needs_legalization(model: ir.Model, options: Options) -> bool:
     """Whether there may be nodes for `legalize_rest`."""
     silent = find_target(options.target).constraints.silent
-    return not silent and (options.legalize_all or any(_is_own(node) for node, _ in nodes(model)))
+    return not silent and (options.legalize_all or any(_is_own(node, model) for node, _ in nodes(model)))
 
 
-def _is_own(node: ir.Node) -> bool:
+def _is_own(node: ir.Node, model: ir.Model) -> bool:
     """Whether unrolling or streaming added this node."""
-    return MARK in node.metadata_props or (node.name or "").startswith(MADE)
+    is_made = STREAM in model.metadata_props and (node.name or "").startswith(MADE)
+    return MARK in node.metadata_props or is_made
 
 
 def legalize_rest(model: ir.Model, options: Options) -> int:
@@ -60,7 +61,7 @@ def legalize_rest(model: ir.Model, options: Options) -> int:
     constants = ModelConstants(model, names)
     fixed = model.meta.get(FIXED, {})
     for node, scope, checker in list(_unsupported(model, target, ShapeInfo(model))):
-        if not (options.legalize_all or _is_own(node)):
+        if not (options.legalize_all or _is_own(node, model)):
             continue
         name = node.name or node.op_type.lower()
         b = GraphBuilder(scope.opset, ir.DataType.FLOAT, names, constants.pool(scope), name)

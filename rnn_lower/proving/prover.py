@@ -37,7 +37,7 @@ from rnn_lower.proving.new_faults import new_faults
 from rnn_lower.proving.node_proof import Task, prove_node
 from rnn_lower.proving.program import read_by
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, NodeProof, Proof
-from rnn_lower.proving.rewriting import FOLDING, RAISING, Raise, Step, rewritings, rewritten
+from rnn_lower.proving.rewriting import FOLDING, RAISING, Raise, Step, StepError, rewritings, rewritten
 from rnn_lower.proving.whole import prove_whole, raises
 from rnn_lower.sandbox.resource_limits import one_child
 from rnn_lower.validation import check_numbers
@@ -58,7 +58,7 @@ def prove_models(
         try:
             proof = _prove(source, after, points, seed, deadline, raised)
         except RnnLowerError as error:
-            if not faults and not isinstance(error, CallError):
+            if not faults and not isinstance(error, (CallError, StepError)):
                 raise
             proof = Proof((), () if faults else (str(error),))
     return dataclasses.replace(proof, changed=(*proof.changed, *faults))
@@ -90,9 +90,10 @@ def _with_step(proof: Proof, step: Step, points: int, seed: int, deadline: float
     """The proof of nodes with that of a step: the loops that the step replaced, or why it is not proved."""
     is_raised = step.what == RAISING
     whole = prove_whole(step.before, step.after, points, seed, deadline, exact_sizes=is_raised)
-    rows = tuple(node for node in whole.nodes if node.op_type in LOOPS)
+    rows = tuple(node for node in whole.nodes if is_raised or node.op_type in LOOPS)
     if not whole.ok and all(node.ok for node in rows):
-        rows = (NodeProof(step.what, "step", "", OUT_OF_SCOPE, reason="; ".join(whole.reasons)), *rows)
+        verdict = next((node.verdict for node in whole.nodes if not node.ok), OUT_OF_SCOPE)
+        rows = (NodeProof(step.what, "step", "", verdict, reason="; ".join(whole.reasons)), *rows)
     changed = proof.changed
     if step.what != FOLDING:  # which may lose parts that compute nothing
         models = ((document.proto, document.folder) for document in (step.before, step.after))

@@ -28,6 +28,10 @@ Raise = Callable[[Document, Dims | None], Document]
 """Fix sizes and replace loops with recurrent nodes. Callers supply this function, because it needs the prover."""
 
 
+class StepError(RnnLowerError):
+    """The lowered model states a step that cannot be done."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Step:
     """A rewriting of a whole model: what it is, and the model before and after it, at one opset."""
@@ -110,9 +114,7 @@ def rewritten(
         try:
             legalize_as(legal.model, lines)
         except RnnLowerError as error:  # from a target that is gone
-            raise RnnLowerError(
-                f"the lowered model was legalized for a target, and this step fails now: {error}"
-            ) from None
+            raise StepError(f"the lowered model was legalized for a target, and this step fails now: {error}") from None
         legal = Document(legal.write_back(), legal.folder)
         steps.append(Step(LEGALIZATION, result, legal))
         result = legal

@@ -14,11 +14,12 @@ import numpy as np
 import onnx
 
 from rnn_lower import untrusted
+from rnn_lower.driver.legalize_rest import STREAM
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
 from rnn_lower.shapes.sizes import GROWS, Size
 
-KEY = "rnn_lower.stream"
+KEY = STREAM
 SCHEMA = 1
 
 MOST = 1 << 30

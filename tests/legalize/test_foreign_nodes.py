@@ -185,3 +185,11 @@ def test_outputs_of_legalized_nodes_get_the_sizes_that_are_set(target):
     lowered = rnn_lower.lower(model, target=target, legalize_all=True, dims=sizes)
     assert [dim.dim_value for dim in lowered.graph.output[0].type.tensor_type.shape.dim] == [4, 1, 2, 4]
     assert rnn_lower.prove(model, lowered).ok
+
+
+def test_nodes_of_the_model_are_no_nodes_of_a_stream_by_their_names():
+    model, _ = build(Case("GRU", 17, T=4, N=2, outputs=("Y",)))
+    model.graph.node.append(helper.make_node("Softplus", ["Y"], ["Z"], name="stream/softplus"))
+    model.graph.output[0].name = "Z"
+    lowered = rnn_lower.lower(model, target="onnx2torch")
+    assert lowered.graph.node[-1] == model.graph.node[-1]

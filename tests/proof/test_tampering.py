@@ -674,3 +674,13 @@ def test_weights_of_kept_nodes_are_compared_where_a_mark_asks_for_a_whole_proof(
     other = next(tensor for tensor in lowered.graph.initializer if tensor.name == "table")
     other.CopyFrom(numpy_helper.from_array(np.where(np.arange(64)[:, None, None] < 40, table, -table), "table"))
     assert not rnn_lower.prove(model, lowered).ok
+
+
+@pytest.mark.parametrize("target", ["nothing", "Softplus", "/nowhere/mine.toml --legalize-all"])
+def test_a_step_that_cannot_be_done_is_told(target):
+    model, _ = build(Case("GRU", 17))
+    lowered = rnn_lower.lower(model)
+    lowered.metadata_props.add(key=LEGALIZED, value=target)
+    proof = rnn_lower.prove(model, lowered)
+    assert not proof.ok
+    assert "this step fails now" in proof.changed[0]
