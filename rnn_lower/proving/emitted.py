@@ -17,13 +17,16 @@ from rnn_lower.ir.walk import known_tensor
 from rnn_lower.lowering.node import Dim
 from rnn_lower.proving.call import Call, DivisionByZeroError, OutOfScopeError, UndefinedError, WrongError
 from rnn_lower.proving.counters import FloatCounters
-from rnn_lower.proving.emitted_uses import BOUNDS, POSITIONS, USES, may_divide_by_zero
-from rnn_lower.proving.field import Array, Field
+from rnn_lower.proving.emitted_uses import BOUNDS, COMPARE, POSITIONS, USES, may_divide_by_zero
+from rnn_lower.proving.field import SMALL, Array, Field
 from rnn_lower.proving.interpreter import Graph, Interpreter, check_shape
 
 AT_AN_END = (-1, 0, 1)
 """Starts and ends of a Slice of the first or the last position, and indices of a Gather of them."""
 
+
+MOST_OBSERVED = 400
+"""The maximum number of evaluations of a node that are searched for counters."""
 
 ELEMENT = 32
 """The work of one element of a result, in products; it takes as much time, and its memory."""
@@ -74,6 +77,8 @@ class EmittedInterpreter(Interpreter):
         super().__init__(field, limits, deadline)
         self.counters: FloatCounters | None = None
         self.symbols: dict[str, int | None] = {}
+        self._bounds: dict[ir.Node, list[int]] = {}
+        self._counting: dict[ir.Node, list[int]] = {}
         self._sizes: dict[ir.Node, tuple[int, ...]] = {}
         self.observed, self._work = Observed(), 0
 
@@ -101,6 +106,8 @@ class EmittedInterpreter(Interpreter):
             raise OutOfScopeError(f"the graph computes more than {self.most_work} products")
         if node.op_type in ("Add", "Sub") and results[0].dtype == np.int64:
             self._check_sum(node, results[0])
+        elif node.op_type in ("Add", "Sub", "Gemm", "MatMul") and self.longest is not None:
+            self._note(node, self.longest + 2, results[0])
         if self.counters is not None:
             self.counters.follow(node, self._operands(node))
         if node.op_type in WITH_BODIES and len(results) != len(node.outputs):
@@ -140,7 +147,9 @@ class EmittedInterpreter(Interpreter):
             raise OutOfScopeError(why)
         if node.op_type in POSITIONS:
             self._check_positions(call)
-        if self.longest is not None and node.op_type in BOUNDS and call[0].dtype != np.uint64:
+        if self.longest is not None and node.op_type in COMPARE and call[0].dtype == np.uint64:
+            self._check_bound(call, self.longest)
+        elif self.longest is not None and node.op_type in BOUNDS:
             self._check_integers(call, self.longest + 1)  # a length may exceed the number of steps by 1
             if not any(map(self._is_constant, node.inputs)):  # of constants, all lengths up to them are compared
                 self.observed.margins[node] |= {*np.unique(call[0] - call[1]).tolist()}
@@ -180,6 +189,44 @@ class EmittedInterpreter(Interpreter):
             raise OutOfScopeError(
                 f"{node.op_type} '{node.name}' computes the integer {most}, which exceeds all sizes in the proof"
             )
+
+    def _check_bound(self, call: Call, longest: int) -> None:
+        """Note floats that are combined with a number beyond the compared lengths, and whether they seem to count."""
+        if call.node not in self._bounds:
+            known = list(map(self._is_constant, call.node.inputs))
+            numbers = [self.field.small(call[index]) if known[index] else None for index in (0, 1)]
+            self._bounds[call.node] = [
+                0 if not is_known else SMALL if array is None else int(np.abs(array).max(initial=0))
+                for is_known, array in zip(known, numbers, strict=True)
+            ]
+        for most, count in zip(self._bounds[call.node], (call[1], call[0]), strict=True):
+            if most > longest:
+                self._note(call.node, 0, count, most)
+
+    def _note(self, node: ir.Node, longest: int, floats: Array, most: int = 0) -> None:
+        """Note whether floats of a node are small integers above `longest`, so that they may count.
+
+        most: the number with which they are combined; by default their own largest.
+        """
+        noted = self._counting.setdefault(node, [0, 0, 0])
+        if noted[1] < MOST_OBSERVED and floats.any():
+            small = self.field.small(floats)
+            largest = 0 if small is None else int(np.abs(small).max())
+            noted[1] += 1
+            if largest > longest:
+                noted[0], noted[2] = noted[0] + 1, most or largest
+
+    def check_counting(self) -> None:
+        """Raise OutOfScopeError if floats count to a number beyond the compared lengths.
+
+        By chance, a random element may be a small integer, too, but rarely.
+        """
+        for node, (count, total, most) in self._counting.items():
+            if count >= min(2, total) and count * 10 >= total > 0:
+                raise OutOfScopeError(
+                    f"{node.op_type} '{node.name}' counts with the number {most}, but the longest sequence in the "
+                    f"proof has only {self.longest} steps"
+                )
 
 
 def symbol_sizes(shapes: Iterable[tuple[Sequence[Dim] | None, tuple[int, ...]]]) -> dict[str, int | None]:

@@ -240,6 +240,7 @@ class _Comparison:
                 reason = self._compare(interpreter, case, folded)
                 if reason is not None:
                     return reason
+            interpreter.check_counting()
             executed |= interpreter.executed
         observed.check()
         # Constant lengths leave the empty sequence out, for which a branch may be meant.

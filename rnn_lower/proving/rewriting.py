@@ -48,7 +48,7 @@ def rewritings(
 
     Raises ConversionError if the original cannot be converted to the opset of the lowered model.
     """
-    error = None
+    error, found = None, False
     for plan in _plans(source, lowered):
         if RAISING in plan and raised is None:
             continue
@@ -58,9 +58,9 @@ def rewritings(
         except ConversionError as failure:  # folding may remove the node that cannot be converted
             error = failure
         else:
-            error = None
+            found = True
             yield result
-    if error is not None:
+    if error is not None and not found:
         raise error
 
 

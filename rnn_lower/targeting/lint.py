@@ -119,7 +119,8 @@ def _plain(
         if node.op_identifier() in model.functions:  # whose nodes are looked at, too
             if not target.functions:
                 why = f"no test shows that {target.name} runs calls of a model's functions"
-                inlines = "--fold inlines the functions that contain recurrent nodes"
+                is_inlined = any(inner in recurrent for inner in model.functions[node.op_identifier()])
+                inlines = "--fold inlines the functions that contain recurrent nodes" if is_inlined else ""
                 yield Finding(display_name(node), node.op_type, scope.path, why, inlines)
             continue
         rule: str | None

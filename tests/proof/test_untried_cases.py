@@ -340,6 +340,20 @@ def ones_of_the_length(model: onnx.ModelProto) -> None:
     add(model, "Add", [before, "more"], "Y")
 
 
+def ones_of_inputs(model: onnx.ModelProto) -> None:
+    """X - X + 1, summed over the features and the batch, and over the steps."""
+    before = behind(model)
+    constants(model, one=np.float32(1), row=[1, -1], column=[-1, 1], limit=np.float32(45 * 36))
+    add(model, "Sub", ["X", "X"], "zeros")
+    add(model, "Add", ["zeros", "one"], "ones")
+    for shape in ("row", "column"):
+        add(model, "Reshape", ["ones", shape], f"ones_{shape}")
+    add(model, "MatMul", ["ones_row", "ones_column"], "count")
+    add(model, "Sub", ["count", "limit"], "beyond")
+    add(model, "Relu", ["beyond"], "more")
+    add(model, "Add", [before, "more"], "Y")
+
+
 def narrow_integers(model: onnx.ModelProto) -> None:
     """0 - 1 is 255 in 8 bits, from 46 steps on."""
     before, size = behind(model), size_of(model, 0)
@@ -391,6 +405,7 @@ def start_with_computed_end(model: onnx.ModelProto) -> None:
 BEYOND = [
     table, table_on_another_axis, floats_in_two_steps, integers_in_two_steps, rows_as_floats, narrow_integers,
     narrow_constants, hidden_constant, start_with_computed_end, product_of_the_length, ones_of_the_length,
+    ones_of_inputs,
     bent("Clip"), bent("HardSigmoid", alpha=1.0, beta=-45.0), bent("ThresholdedRelu", alpha=45.0),
 ]  # fmt: skip
 
