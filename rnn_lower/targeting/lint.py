@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import Scope, recurrent_nodes, scopes
+from rnn_lower.ir.walk import NODE_MARK, Scope, recurrent_nodes, scopes
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.legalizer import can_legalize
 from rnn_lower.lowering.node import RecurrentNode, display_name, read_node
@@ -119,7 +119,8 @@ def _plain(
         if node.op_identifier() in model.functions:  # whose nodes are looked at, too
             if not target.functions:
                 why = f"no test shows that {target.name} runs calls of a model's functions"
-                is_inlined = any(inner in recurrent for inner in model.functions[node.op_identifier()])
+                inside = model.functions[node.op_identifier()]
+                is_inlined = any(inner in recurrent or NODE_MARK in inner.metadata_props for inner in inside)
                 inlines = "--fold inlines the functions that contain recurrent nodes" if is_inlined else ""
                 yield Finding(display_name(node), node.op_type, scope.path, why, inlines)
             continue

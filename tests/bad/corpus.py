@@ -972,7 +972,7 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("target that takes too little", with_target('avoid = ["Add", "Sub"]'), "target mine does not support Add: the target file does not list this operator as supported; rnn_lower has no equivalent for it")
     yield Bad("target that takes a batch of 1", with_target("single_batch = true"), "target mine supports only a batch size of 1, not 2")
     yield Bad("target without the form", asked("--target", "opencv", "--form", "scan"), "target opencv does not support form scan; use --form unroll")
-    yield Bad("target without the opset", asked("--target", "onnx2torch", "--opset", "18"), "target onnx2torch supports opsets 9 to 17, but the model has opset 18; add --opset 17")
+    yield Bad("target without the opset", asked("--target", "onnx2torch", "--opset", "18"), "target onnx2torch supports opsets 9 to 17, but the model has opset 18; use --opset 17")
     yield Bad("target without a batch size", asked("--target", "opencv", "--dim", "T=5", dynamic=True), "needs a known batch size")
     yield Bad("target without captured weights", changed(computed_weights, "--target", "openvino", "--form", "scan"), "does not support a Scan whose weights are computed or cast outside of its body; use --form loop or --form unroll")
     for opset in (0, -1, NEWEST + 1, 3000):
