@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from rnn_lower.ir.schemas import WITH_BODIES
 from rnn_lower.ir.walk import constant, owner_of, subgraphs
 from rnn_lower.proving.call import OutOfScopeError
 from rnn_lower.proving.field import Array, Field
@@ -22,6 +23,9 @@ COMPARED = ("Clip", "Greater", "Less", "Max", "Min")
 """Operators that compare with numbers."""
 
 SUMMED, SUMS = ("Add", "Sub"), ("Conv", "Gemm", "MatMul")
+MAKERS = ("Cast", "ConstantOfShape", "Tile")
+"""Operators that may make floats that count."""
+
 MOVED = (
     "Cast", "Concat", "Gather", "Identity", "Neg", "Relu", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose",
     "Unsqueeze", "Where",
@@ -53,6 +57,10 @@ class FloatCounters:
             if self._is_marked(outer) and array is not None and array.any():
                 self._mark([inner], outer in self._shifted)
         self._carried.update(zip(body.inputs[skipped:], body.outputs[skipped // 2 :], strict=False))
+
+    def concerns(self, node: ir.Node) -> bool:
+        """Whether a node may make or read what counts; most do not, so that `follow` need not be called."""
+        return node.op_type in (*MAKERS, *WITH_BODIES) or any(map(self._is_marked, node.inputs))
 
     def follow(self, node: ir.Node, operands: Sequence[Array | None]) -> None:
         """Note which results of a node count. Raises OutOfScopeError if the node must not read what counts."""
@@ -97,7 +105,7 @@ class FloatCounters:
             is_integer = operands[0] is not None and operands[0].dtype == np.int64
             known = self._is_constant(node.inputs[0]) or not self._may_count(node.inputs[0])
             return is_integer and not known
-        return node.op_type in ("ConstantOfShape", "Tile") and not self._is_constant(node.inputs[-1])
+        return node.op_type in MAKERS and not self._is_constant(node.inputs[-1])
 
     def _may_count(self, value: ir.Value | None) -> bool:
         """Whether an integer may be one that the proof does not compare, by the nodes that compute it."""

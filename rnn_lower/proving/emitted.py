@@ -108,7 +108,7 @@ class EmittedInterpreter(Interpreter):
             self._check_sum(node, results[0])
         elif node.op_type in ("Add", "Sub", "Gemm", "MatMul") and self.longest is not None:
             self._note(node, self.longest + 2, results[0])
-        if self.counters is not None:
+        if self.counters is not None and self.counters.concerns(node):
             self.counters.follow(node, self._operands(node))
         if node.op_type in WITH_BODIES and len(results) != len(node.outputs):
             raise WrongError(f"{node.op_type} '{node.name}' has {len(node.outputs)} outputs instead of {len(results)}")

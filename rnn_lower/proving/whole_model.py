@@ -53,7 +53,7 @@ class ModelInterpreter(Interpreter):
 
     trusted: Mapping[str, ir.Shape] | None = None
     narrow: Collection[ir.DataType | None] = ()
-    _executed = 0
+    _count = 0
 
     held: dict[str, Array] | None = None
     """By node and state, the final states of the last run, where the next one starts; None if runs are independent."""
@@ -100,8 +100,8 @@ class ModelInterpreter(Interpreter):
         super()._bind(value, array)
 
     def _execute(self, node: ir.Node) -> Sequence[Array]:
-        self._executed += 1
-        if self._executed % 16 == 0:  # reading the clock may take longer than a node
+        self._count += 1
+        if self._count % 16 == 0:  # reading the clock may take longer than a node
             check_time(self._deadline)
         return super()._execute(node)
 

@@ -637,7 +637,7 @@ def test_a_step_that_cannot_be_proved_is_no_change():
 
 
 def test_numbers_of_which_only_the_shape_is_read_are_no_difference():
-    """The quantizer of onnxruntime leaves such a node beside a table of 8 bits."""
+    """The quantizer of onnxruntime leaves such a node next to a table of 8 bits."""
     model = onnx.parser.parse_model("""
         <ir_version: 8, opset_import: ["": 17]> g (int64[N,T] ids) => (float[?,?,?] y, int64[3] size)
         <int8[4,3] table = {1,2,3,4,5,6,7,8,9,10,11,12}, float scale = {0.5}, int8 zero = {1}, int64[1] three = {3}> {

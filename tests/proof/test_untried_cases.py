@@ -326,32 +326,32 @@ def product_of_the_length(model: onnx.ModelProto) -> None:
     )
 
 
-def ones_of_the_length(model: onnx.ModelProto) -> None:
-    """The sum of as many ones as there are steps, less 45."""
-    before, size = behind(model), size_of(model, 0)
-    constants(model, row=[1, -1], column=[-1, 1], limit=np.float32(45), vector=[1])
-    add(model, "Reshape", [size, "vector"], "shape_of_ones")
-    add(model, "ConstantOfShape", ["shape_of_ones"], "ones", value=numpy_helper.from_array(np.ones(1, np.float32)))
+def counted(model: onnx.ModelProto, limit: int) -> None:
+    """Add to Y by how much the sum of the value `ones` exceeds a limit."""
+    before = behind(model)
+    constants(model, row=[1, -1], column=[-1, 1], limit=np.float32(limit))
     for shape in ("row", "column"):
         add(model, "Reshape", ["ones", shape], f"ones_{shape}")
     add(model, "MatMul", ["ones_row", "ones_column"], "count")
     add(model, "Sub", ["count", "limit"], "beyond")
     add(model, "Relu", ["beyond"], "more")
     add(model, "Add", [before, "more"], "Y")
+
+
+def ones_of_the_length(model: onnx.ModelProto) -> None:
+    """As many ones as there are steps."""
+    constants(model, vector=[1])
+    add(model, "Reshape", [size_of(model, 0), "vector"], "shape_of_ones")
+    add(model, "ConstantOfShape", ["shape_of_ones"], "ones", value=numpy_helper.from_array(np.ones(1, np.float32)))
+    counted(model, 45)
 
 
 def ones_of_inputs(model: onnx.ModelProto) -> None:
-    """X - X + 1, summed over the features and the batch, and over the steps."""
-    before = behind(model)
-    constants(model, one=np.float32(1), row=[1, -1], column=[-1, 1], limit=np.float32(45 * 36))
+    """X - X + 1: a one for each step, row and feature."""
+    constants(model, one=np.float32(1))
     add(model, "Sub", ["X", "X"], "zeros")
     add(model, "Add", ["zeros", "one"], "ones")
-    for shape in ("row", "column"):
-        add(model, "Reshape", ["ones", shape], f"ones_{shape}")
-    add(model, "MatMul", ["ones_row", "ones_column"], "count")
-    add(model, "Sub", ["count", "limit"], "beyond")
-    add(model, "Relu", ["beyond"], "more")
-    add(model, "Add", [before, "more"], "Y")
+    counted(model, 45 * 36)
 
 
 def narrow_integers(model: onnx.ModelProto) -> None:
