@@ -24,7 +24,7 @@ from rnn_lower.lowering.node import OPERATORS
 from rnn_lower.options import Options
 from rnn_lower.shapes.fixed_dims import FIXED
 from rnn_lower.shapes.shape_info import ShapeInfo, declared_by
-from rnn_lower.targeting import find_target
+from rnn_lower.targeting import find_target, recorded, recorded_target
 from rnn_lower.targeting.profile import Target
 
 logger = logging.getLogger("rnn_lower")
@@ -56,23 +56,39 @@ def legalize_rest(model: ir.Model, options: Options) -> int:
 
     Returns the number of replaced nodes.
     """
-    target = find_target(options.target)
+    count = _legalize(model, target := find_target(options.target), options.legalize_all)
+    if count:
+        _record(model, f"{recorded(str(options.target))}{ALL if options.legalize_all else ''}")
+        logger.info(
+            "replaced %d other node%s with nodes that target %s supports", count, "s" * (count != 1), target.name
+        )
+    return count
+
+
+def legalize_as(model: ir.Model, lines: Iterable[str]) -> None:
+    """Replace nodes of a model in place as these lines of the metadata value state."""
+    for line in lines:
+        text = line.removesuffix(ALL)
+        if _legalize(model, recorded_target(text), text != line):
+            _record(model, line)
+
+
+def _record(model: ir.Model, line: str) -> None:
+    model.metadata_props[LEGALIZED] = "\n".join(filter(None, (model.metadata_props.get(LEGALIZED), line)))
+
+
+def _legalize(model: ir.Model, target: Target, everything: bool) -> int:
+    """Replace nodes, and return their number. everything: also those that rnn_lower did not make."""
     names, count = Names(used_names(model)), 0
     constants = ModelConstants(model, names)
     fixed = model.meta.get(FIXED, {})
     for node, scope, checker in list(_unsupported(model, target, ShapeInfo(model))):
-        if not (options.legalize_all or _is_own(node, model)):
+        if not (everything or _is_own(node, model)):
             continue
         name = node.name or node.op_type.lower()
         b = GraphBuilder(scope.opset, ir.DataType.FLOAT, names, constants.pool(scope), name)
         count += _replace(node, checker, b, fixed)
     constants.register()
-    if count:
-        line = f"{options.target}{ALL if options.legalize_all else ''}"
-        model.metadata_props[LEGALIZED] = "\n".join(filter(None, (model.metadata_props.get(LEGALIZED), line)))
-        logger.info(
-            "replaced %d other node%s with nodes that target %s supports", count, "s" * (count != 1), target.name
-        )
     return count
 
 
@@ -88,13 +104,6 @@ def _unsupported(
         own = node.domain in DEFAULT_DOMAINS and node.op_type not in OPERATORS
         if own and not any(subgraphs(node)) and checker.violation(node) is not None:
             yield node, scope, checker
-
-
-def legalize_as(model: ir.Model, lines: Iterable[str]) -> None:
-    """Replace nodes of a model in place as these lines of the metadata value state."""
-    for line in lines:
-        target = line.removesuffix(ALL)
-        legalize_rest(model, Options(target=target, legalize_all=target != line))
 
 
 def _replace(node: ir.Node, checker: ConstraintChecker, b: GraphBuilder, fixed: dict[ir.Value, None]) -> bool:

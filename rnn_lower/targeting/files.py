@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -205,7 +206,12 @@ KEYS: dict[str, Key] = {
 
 def load_target(path: Path) -> Target:
     """Read a target file. Raises RnnLowerError that names the file and the error."""
-    values = {name: KEYS[name].parse(value) for name, value in read_keys(path).items()}
+    return _target(path, read_keys(path))
+
+
+def _target(path: Path, keys: Mapping[str, Any]) -> Target:
+    """The target with these keys."""
+    values = {name: KEYS[name].parse(value) for name, value in keys.items()}
     names = values.keys() & {field.name for field in dataclasses.fields(OpConstraints)}
     constraints = OpConstraints(**{name: values.pop(name) for name in names})
     return Target(path.stem, constraints=constraints, path=path, **values)
@@ -213,17 +219,22 @@ def load_target(path: Path) -> Target:
 
 def read_keys(path: Path) -> dict[str, Any]:
     """Return the validated contents of a target file. Raises the errors of `load_target`."""
+    return _checked(path, lambda: tomllib.loads(untrusted.plain(path).read_text(encoding="utf-8")))
+
+
+def _checked(path: Path, parse: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The parsed contents of a target file. Raises RnnLowerError that names the file and the error."""
     try:
-        text = tomllib.loads(untrusted.plain(path).read_text(encoding="utf-8"))
+        keys = parse()
     except OSError as error:
         raise RnnLowerError(f"{path}: cannot be read: {error.strerror or error}") from None
     except RecursionError:
         raise RnnLowerError(f"{path}: not a target file: its tables are nested too deeply") from None
-    except ValueError as error:  # from TOML, with line and column, or from UTF-8
+    except ValueError as error:  # from TOML, with line and column, from JSON or from UTF-8
         raise RnnLowerError(f"{path}: not a target file: {error}") from None
-    if (wrong := next(_errors(text), None)) is not None:
+    if (wrong := next(_errors(keys), None)) is not None:
         raise RnnLowerError(f"{path}: {wrong}")
-    return text
+    return keys
 
 
 def _errors(keys: Mapping[str, Any]) -> Iterator[str]:
@@ -288,6 +299,26 @@ def _of_version(name: str) -> Target | None:
     return None
 
 
+def recorded(name: str) -> str:
+    """What finds a target again without its file: its name, or else the contents of its file, as JSON in one line."""
+    return f"{Path(name).name}{json.dumps(read_keys(Path(name)))}" if _is_path(name) else name
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith(".toml") or os.sep in name
+
+
+def recorded_target(text: str) -> Target:
+    """The target that `recorded` describes, which is none of a file. Raises RnnLowerError for any other text."""
+    name, brace, rest = text.partition("{")
+    if brace:
+        path = Path(name)
+        return _target(path, _checked(path, lambda: json.loads(brace + rest)))
+    if _is_path(text):
+        raise RnnLowerError(f"{text}: the contents of this file are not known")
+    return find_target(text)
+
+
 def find_target(name: str | None) -> Target:
     """Find a target by its name, ignoring case, or by the path of its file; None means the canonical graph.
 
@@ -295,7 +326,7 @@ def find_target(name: str | None) -> Target:
 
     Raises RnnLowerError for an unknown name and for an invalid file.
     """
-    if isinstance(name, str) and (name.endswith(".toml") or os.sep in name):
+    if isinstance(name, str) and _is_path(name):
         return load_target(Path(name))
     if name is None:
         return NO_TARGET
