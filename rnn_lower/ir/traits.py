@@ -20,3 +20,8 @@ DATA_MOVEMENT = (
 
 RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
 """Operators whose output is random."""
+
+PARTIAL = (
+    "Acos", "Acosh", "Asin", "Atanh", "Div", "Exp", "Log", "Pow", "Reciprocal", "ReduceLogSum", "Sqrt", "Tan",
+)  # fmt: skip
+"""Operators that make NaN or infinity of some finite numbers."""

@@ -19,9 +19,11 @@ from rnn_lower.builder.graph_builder import Operand
 from rnn_lower.builder.scalar_functions import EQUATIONS
 from rnn_lower.builder.versions import BROADCASTS_BY_RULE, CLIP_TAKES_DOUBLE, MAX_BROADCASTS
 from rnn_lower.ir.schemas import schema_of
-from rnn_lower.ir.walk import NODE_MARK
+from rnn_lower.ir.traits import PARTIAL
+from rnn_lower.ir.walk import NODE_MARK, consumed_values
 from rnn_lower.legalize import data_movement
 from rnn_lower.legalize.call import Call, Pattern, PatternBuilder, Results, result_sizes
+from rnn_lower.options import OP_TYPES
 
 NEAR = 128.0
 """The maximum width of a Clip that becomes Relu nodes, which round to the last place of the width."""
@@ -153,7 +155,8 @@ def _less_of_floats(b: PatternBuilder, call: Call) -> Results:
 def _where_by_sum(b: PatternBuilder, call: Call) -> Results:
     """m x + (1 - m) y; NaN and infinity of the operand that is not selected reach the result."""
     mask, chosen, otherwise = call.inputs
-    if not b.is_float(chosen) or not (_may_be_finite(chosen) and _may_be_finite(otherwise)):
+    is_own = NODE_MARK in call.node.metadata_props
+    if not b.is_float(chosen) or not all(_is_finite(operand, is_own) for operand in (chosen, otherwise)):
         return None
     numbers = b.cast(mask, ir.DataType.BOOL, b.dtype, "mask")
     selected = None if _is_number(b, chosen, 0.0) else b.mul(numbers, chosen)
@@ -161,9 +164,24 @@ def _where_by_sum(b: PatternBuilder, call: Call) -> Results:
     return None if selected is None and rest is None else [b.add(selected, rest, call.name)]
 
 
-def _may_be_finite(operand: Operand) -> bool:
-    """Whether an operand is not a constant with NaN or infinity, such as the value of masked scores."""
-    return not isinstance(operand, Constant) or bool(np.isfinite(operand.load().astype(np.float64)).all())
+def _is_finite(operand: Operand, is_own: bool) -> bool:
+    """Whether an operand has no NaN or infinity, such as masked scores, if the inputs of the model have none.
+
+    is_own: whether lowering emitted the node; then it reads only activations and states.
+    """
+    if isinstance(operand, Constant):
+        return bool(np.isfinite(operand.load().astype(np.float64)).all())
+    waiting: list[ir.Value] = [] if is_own or operand is None else [operand]
+    seen = set[ir.Node]()
+    while waiting:
+        node = waiting.pop().producer()
+        if node is None or node in seen or node.op_type in OP_TYPES:
+            continue
+        if node.op_type in PARTIAL:
+            return False
+        seen.add(node)
+        waiting += consumed_values(node)
+    return True
 
 
 def _cast_by_where(b: PatternBuilder, call: Call) -> Results:

@@ -193,3 +193,43 @@ def test_nodes_of_the_model_are_no_nodes_of_a_stream_by_their_names():
     model.graph.output[0].name = "Z"
     lowered = rnn_lower.lower(model, target="onnx2torch")
     assert lowered.graph.node[-1] == model.graph.node[-1]
+
+
+@pytest.mark.parametrize("target", ["aidge", "k230", "opencv@classic"])
+@pytest.mark.parametrize(("op", "limit"), [("Log", 0.0), ("Exp", 90.0), ("Tanh", 0.0)])
+def test_a_branch_that_is_not_selected_may_be_no_number(target, op, limit):
+    """Products with a mask of 0 and 1 would select NaN."""
+    model, feeds = build(Case("RNN", 13, T=3, N=1, outputs=("Y",)))
+    tensors = {"limit": np.float32(limit), "other": np.float32(-1), "hundred": np.float32(100)}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in tensors.items())
+    compare = "Greater" if op == "Log" else "Less"
+    model.graph.node.extend([
+        helper.make_node("Mul", ["Y", "hundred"], ["wide"]), helper.make_node(compare, ["wide", "limit"], ["mask"]),
+        helper.make_node(op, ["wide"], ["some"]), helper.make_node("Where", ["mask", "some", "other"], ["Z"]),
+    ])  # fmt: skip
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("Z", onnx.TensorProto.FLOAT, [3, 1, 1, 4]))
+    lowered = rnn_lower.lower(model, target=target, legalize_all=True)
+    assert ("Where" in {node.op_type for node in lowered.graph.node}) == (op != "Tanh")
+    (wanted,), (actual,) = run_onnxruntime(model, feeds), run_onnxruntime(lowered, feeds)
+    assert np.allclose(wanted, actual, rtol=1e-2)
+
+
+def test_a_model_knows_its_target_without_the_file(tmp_path, monkeypatch):
+    """A proof reads no file that a lowered model names."""
+    path = tmp_path / "mine.toml"
+    path.write_text('summary = "mine"\nstatus = "documented"\nsource = "me"\nforms = ["scan"]\navoid = ["Softplus"]\n')
+    model, _ = build(Case("GRU", 17, outputs=("Y",)))
+    model.graph.node.append(helper.make_node("Softplus", ["Y"], ["Z"]))
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("Z", onnx.TensorProto.FLOAT, None))
+    monkeypatch.chdir(tmp_path)
+    lowered = rnn_lower.lower(model, target="./mine.toml", legalize_all=True)
+    assert "Softplus" not in {node.op_type for node in lowered.graph.node}
+    path.unlink()
+    assert rnn_lower.prove(model, lowered).ok
+    entry = next(entry for entry in lowered.metadata_props if entry.key == LEGALIZED)
+    for text in ("mine.toml", str(path), 'mine{"summary": 1}', "mine{", "mine{" + '{"a":' * 10_000):
+        path.write_text("forms = 1")
+        entry.value = text + " --legalize-all"
+        proof = rnn_lower.prove(model, lowered)
+        assert not proof.ok
+        assert "this step fails now" in proof.changed[0]
