@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -160,6 +160,10 @@ class ConstantPool:
     def adopt(self, constant: Constant, value: ir.Value) -> None:
         """Represent the constant by this existing value of the model from now on."""
         self._values.setdefault(constant.key, (value, constant))
+
+    def forget(self, nodes: Collection[ir.Node]) -> None:
+        """Forget the values of Constant nodes that were dropped."""
+        self._values = {key: held for key, held in self._values.items() if held[0].producer() not in nodes}
 
     @property
     def initializers(self) -> list[ir.Value]:

@@ -268,6 +268,7 @@ class Plan:
             outputs = self._with_ranks(site, nodes, dict(zip(outputs, results, strict=True)))
             results = [*outputs.values()]
         nodes, results = self._legal(node, b, nodes, results)
+        self._constants.pool(scope).forget({*b.nodes} - {*nodes})
         return nodes, dict(zip(outputs, results, strict=True))
 
     def _builder(self, site: Site) -> GraphBuilder:
