@@ -164,6 +164,12 @@ def _differ(sizes: Iterable[Dim]) -> bool:
     return len({size for size in sizes if isinstance(size, int)}) > 1
 
 
+def _without_scores(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
+    """Attention returns masked scores as the lowest float below opset 25, and as -infinity from then on."""
+    is_read = len(node.outputs) > 3 and (node.outputs[3].uses() or node.outputs[3].is_graph_output())
+    return "its masked scores, the fourth output, have another value at the new opset" if is_read else {}
+
+
 CHANGES = (
     Change(("If",), 11, down=_one_shape),
     Change(("Max", "Mean", "Min", "Sum"), 8, down=_one_size),
@@ -173,5 +179,6 @@ CHANGES = (
     Change(("Hardmax",), 13, up=_last_axis),  # onnx has no converter for the way down
     Change(("Upsample", "Resize"), 11, up=_asymmetric),
     Change(("GroupNormalization",), 21, up=_by_channel, down=_by_channel),
+    Change(("Attention",), 25, up=_without_scores, down=_without_scores),
     Change(("Mod",), 28, down=_whole_numbers),
 )

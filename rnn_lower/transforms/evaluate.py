@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,10 @@ KNOWN = TRUSTED | CORRECTED
 """Operators with which constants are computed."""
 
 MOST_ELEMENTS = 1 << 20
-"""The most elements of a constant of floats from which others are computed."""
+"""The most elements of a constant of floats from which others are computed, and of one that is computed."""
+
+GROWING = {"ConstantOfShape": 0, "Expand": 1, "OneHot": 1, "Pad": 1, "Range": 0, "Resize": 2, "Tile": 1, "Upsample": 1}
+"""Operators whose operands, from the one with this index on, decide how many elements they compute."""
 
 
 def evaluate(
@@ -75,10 +79,28 @@ def computed_constants(nodes: Iterable[tuple[ir.Node, int]]) -> dict[ir.Value | 
         is_known = all(value in computed or _is_read(known_tensor(value), node) for value in held)
         if is_known and held and not any(subgraphs(node)):
             operands = [computed[value] if value in computed else _content(value, node) for value in node.inputs]
+            if _most_elements(node.op_type, [array for array in operands if array is not None]) > MOST_ELEMENTS:
+                continue
             with contextlib.suppress(Exception), np.errstate(all="ignore"):  # an invalid node, which a run reports
                 results = evaluate_node(node, operands, opset)
                 computed.update(zip((value for value in node.outputs if value.name), results, strict=True))
     return computed
+
+
+def _most_elements(op_type: str, operands: Sequence[np.ndarray]) -> int:
+    """An upper bound on the elements that a node computes."""
+    sizes = [array.size for array in operands]
+    if op_type in GROWING:
+        repeated = sizes[0] if op_type in ("Expand", "Tile") else 1
+        return max(1, repeated) * math.prod(
+            abs(int(number)) + 1 for array in operands[GROWING[op_type] :] for number in array.ravel()[:64]
+        )
+    if op_type == "Concat":
+        return sum(sizes)
+    try:
+        return math.prod(np.broadcast_shapes(*(array.shape for array in operands)))
+    except (RuntimeError, ValueError):  # such as a MatMul or a Gather, which compute fewer elements than this
+        return math.prod(sizes) >> 6
 
 
 def _is_read(tensor: ir.TensorProtocol | None, node: ir.Node) -> bool:

@@ -23,10 +23,11 @@ from rnn_lower.ir.walk import get_attribute, known_tensor, nodes, recurrent_node
 from rnn_lower.sandbox import child_process
 from rnn_lower.sandbox.child_process import Ended, run_in_subprocess
 from rnn_lower.sandbox.resource_limits import run_with_limits
+from rnn_lower.transforms.doubtful_sizes import may_be_doubtful
 from rnn_lower.transforms.evaluate import TRUSTED
 from rnn_lower.transforms.inline import inlined
 from rnn_lower.transforms.split_sequences import SEQUENCES, without_sequences
-from rnn_lower.transforms.strip_weights import without_annotations
+from rnn_lower.transforms.strip_weights import doubtful_values, outline_of, without_annotations
 
 HIDDEN = "rnn_lower.hidden"
 """The domain of nodes that onnxscript must not see while it folds."""
@@ -86,9 +87,16 @@ def _fold_here(model: ir.Model) -> None:
 
 
 def _fold_constants(model: ir.Model, should_fold: Callable[[ir.Node], bool | None], **limits: int) -> None:
-    """Fold with onnxscript, except for sequences: at every opset, it replaces them with nodes of opset 18."""
+    """Fold with onnxscript, except for nodes that it must not see: sequences, and those of doubtful sizes.
+
+    At every opset, it replaces sequences with nodes of opset 18.
+    """
     without_sequences(model)
-    hidden = [node for node, _ in nodes(model) if node.op_type in SEQUENCES and node.domain in DEFAULT_DOMAINS]
+    doubtful = doubtful_values(outline_of(model)) if any(may_be_doubtful(node) for node, _ in nodes(model)) else set()
+    hidden = [
+        node for node, _ in nodes(model) if node.domain in DEFAULT_DOMAINS
+        and (node.op_type in SEQUENCES or (may_be_doubtful(node) and node.outputs[0].name in doubtful))
+    ]  # fmt: skip
     for node in hidden:
         node.domain = HIDDEN
     try:
@@ -187,8 +195,11 @@ def _is_doubtful(node: ir.Node) -> bool:
         return True
     x = known_tensor(node.inputs[0]) if node.inputs else None
     if x is not None and node.op_type.startswith("Reduce"):  # of nothing, or of integers that may overflow
-        is_wide = x.dtype.is_floating_point() or (x.dtype == ir.DataType.INT64 and node.op_type != "ReduceSumSquare")
+        wraps = node.op_type in ("ReduceProd", "ReduceSumSquare")
+        is_wide = x.dtype.is_floating_point() or (x.dtype == ir.DataType.INT64 and not wraps)
         return x.size == 0 or not is_wide
+    if x is not None and node.op_type in ("DequantizeLinear", "Pow"):  # onnxruntime computes powers in double
+        return x.dtype in (ir.DataType.INT32, ir.DataType.INT64)
     if node.op_type == "Unsqueeze":
         axes = walk.integers(node, "axes", 1, walk.constant) or []
         return axes != sorted(axes) or (len(axes) > 1 and axes[0] < 0)

@@ -94,10 +94,17 @@ class Unsqueeze(OpRun):  # type: ignore[misc]
 def padded(x: Any, axes: Sequence[int], pads: Sequence[int], mode: Any, number: Any) -> Any:
     """x with elements added at the ends of axes, or removed by negative pads. number: of the mode "constant"."""
     for axis, before, behind in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
-        x = np.take(x, range(max(0, -before), x.shape[axis] - max(0, -behind)), axis)
         sides = [(max(0, before), max(0, behind)) if k == axis else (0, 0) for k in range(x.ndim)]
-        x = np.pad(x, sides, mode, **({"constant_values": number} if mode == "constant" else {}))
+        if mode == "constant":  # which may remove the added elements again
+            x = _cut(np.pad(x, sides, constant_values=number), axis, before, behind)
+        else:
+            x = np.pad(_cut(x, axis, before, behind), sides, mode)
     return x
+
+
+def _cut(x: Any, axis: int, before: int, behind: int) -> Any:
+    """x without as many elements at the ends of an axis as pads are below 0."""
+    return np.take(x, range(max(0, -before), x.shape[axis] - max(0, -behind)), axis)
 
 
 class Pad(OpRun):  # type: ignore[misc]

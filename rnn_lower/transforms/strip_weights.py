@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import is_quantized, opset_of
 from rnn_lower.options import OP_TYPES
 from rnn_lower.sandbox.resource_limits import run_with_limits
+from rnn_lower.transforms.doubtful_sizes import hide_doubtful, may_be_doubtful
 
 SHOWN, SHOWN_INTEGERS = 4096, 1 << 18
 """The maximum size, in bytes, of tensors that keep their data, and of lists of integers: shape inference reads axes and
@@ -150,14 +152,34 @@ def inferred(proto: onnx.ModelProto, follow: bool = False, hints: Shapes | None 
 
 
 def _shape_inference(proto: onnx.ModelProto, follow: bool, hints: Shapes | None) -> onnx.ModelProto:
-    content = without_annotations(proto, hints).SerializeToString()  # so that the copy is freed before the next ones
-    inferred_model: onnx.ModelProto = onnx.shape_inference.infer_shapes(content, data_prop=follow)
-    del content
+    inferred_model, _ = _inferred(without_annotations(proto, hints), follow)
     del inferred_model.functions[:]
     for graph in protobuf.graphs_in(inferred_model.graph):
         graph.ClearField("initializer")
         protobuf.remove_if(graph.node, lambda node: not any(True for _ in protobuf.graphs_of(node)))
     return inferred_model
+
+
+def _inferred(plain: onnx.ModelProto, follow: bool) -> tuple[onnx.ModelProto, set[str]]:
+    """A model with inferred shapes, and the names of values for which onnx's inference finds doubtful ones."""
+    doubtful, hidden = set[str](), set[str]()
+    while True:
+        model: onnx.ModelProto = onnx.shape_inference.infer_shapes(plain, data_prop=follow)
+        hidden = hide_doubtful(plain, model)
+        doubtful |= hidden
+        if not hidden:
+            return model, doubtful
+
+
+def doubtful_values(proto: onnx.ModelProto) -> set[str]:
+    """The names of values of an outline for which onnx's inference finds doubtful shapes."""
+    if not any(may_be_doubtful(node) for graph in protobuf.graphs_in(proto.graph) for node in graph.node):
+        return set()
+    return {*json.loads(run_with_limits(_doubtful_values, proto))}
+
+
+def _doubtful_values(proto: onnx.ModelProto) -> bytes:
+    return json.dumps([*_inferred(without_annotations(proto), False)[1]]).encode()
 
 
 def misdeclared(proto: onnx.ModelProto) -> str:
