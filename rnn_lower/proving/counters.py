@@ -1,141 +1,239 @@
-"""Floats that count: sizes and positions that a graph casts to floats, as below opset 9, where Less takes only floats.
+"""Sizes, lengths and positions, with which a graph may behave differently at sizes that the proof does not compare.
 
-A sum or a bound of such floats may be another one at lengths that the proof does not compare. So only comparisons,
-moves and sums with 0 and 1 may read them. If they are 0 and 1, they are masks: everything may read them, except
-products of matrices, which would count them.
+Lowering needs few of them: it compares positions with lengths, sizes and lengths with 0, and counts positions from the
+end. So each integer, or float that is cast from one, must be a sum of these that is known to be harmless.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.schemas import WITH_BODIES
-from rnn_lower.ir.walk import constant, owner_of, subgraphs
+from rnn_lower.ir.walk import known_tensor, subgraphs
 from rnn_lower.proving.call import OutOfScopeError
-from rnn_lower.proving.field import Array, Field
+from rnn_lower.proving.element_types import WIDE_INTEGERS
+from rnn_lower.proving.emitted_uses import POSITIONS
+from rnn_lower.proving.field import Array
+from rnn_lower.proving.program import Program
 
-COMPARED = ("Clip", "Greater", "Less", "Max", "Min")
-"""Operators that compare with numbers."""
 
-SUMMED, SUMS = ("Add", "Sub"), ("Conv", "Gemm", "MatMul")
-MAKERS = ("Cast", "ConstantOfShape", "Tile")
-"""Operators that may make floats that count."""
+class Sum(NamedTuple):
+    """How often a value contains a size, a length and a position, and the number that it adds to them.
 
-MOVED = (
-    "Cast", "Concat", "Gather", "Identity", "Neg", "Relu", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose",
-    "Unsqueeze", "Where",
+    nan stands for several: the elements of the value differ.
+    """
+
+    sizes: float = 0
+    lengths: float = 0
+    positions: float = 0
+    number: float = 0
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is more than a number."""
+        return any(self[:3])
+
+    def plus(self, other: Sum, factor: float = 1) -> Sum:
+        """This sum and a multiple of another one."""
+        return Sum(*(a + factor * b for a, b in zip(self, other, strict=True)))
+
+
+SIZE, LENGTH, POSITION, ZERO, ONE, MIXED = (
+    Sum(sizes=1), Sum(lengths=1), Sum(positions=1), Sum(), Sum(number=1), Sum(*[math.nan] * 4)
 )  # fmt: skip
+LAST = Sum(sizes=1, number=-1)
+FROM_END = LAST.plus(POSITION, -1)
+
+HARMLESS = {SIZE, LENGTH, LENGTH.plus(POSITION, -1), LENGTH.plus(FROM_END, -1)}
+"""The sums that may be compared with 0: sizes, lengths, and a length minus a position, from the start or the end."""
+
+COMPARED = HARMLESS | {found.plus(ONE, -1) for found in HARMLESS if found.positions}
+"""The same, and those that may be compared with 1, which for integers is the same comparison."""
+
+SELECTED = {POSITION, FROM_END, SIZE, LAST}
+"""The positions that may be selected."""
+
+MOVED = ("Cast", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze")
+"""Operators whose results are elements of their first operand."""
+
+LIMITS = {"Clip": {0, 1}, "Max": {0}, "Min": {1}, "Relu": {0}}
+"""Operators that make a mask of a number: the lower bound and the upper one."""
 
 
-class FloatCounters:
-    """The values of a graph that count, found while it runs once.
+class Counters:
+    """The sizes, lengths and positions of a program, and the sums of them. Raises OutOfScopeError for other uses.
 
-    is_constant: whether constants alone compute a value.
-    compared: None, or, if the length is known, the inputs of the node: all lengths are compared, so only sizes count.
-    marked: values that count, or are masks of 0 and 1.  shifted: those to which a number was added.
-    carried: by input of a loop body, what the next step reads there.
+    lengths: the value of sequence_lens, if it is computed.  constant_lengths: its content, if it is known.
+    compares_all: whether the length of X is known, so that all lengths are compared.
+    sums: by value that is computed.
+    largest: the largest constant length, or size of a constant from which positions are selected.
     """
 
     def __init__(
-        self, field: Field, is_constant: Callable[[ir.Value | None], bool], compared: Collection[ir.Value] | None
+        self, program: Program, lengths: ir.Value | None, constant_lengths: Array | None, compares_all: bool
     ) -> None:  # fmt: skip
-        self._field, self._is_constant, self._compared = field, is_constant, compared
-        self._marked: set[ir.Value] = set()
-        self._shifted: set[ir.Value] = set()
-        self._carried: dict[ir.Value, ir.Value] = {}
+        self._known, self._dtypes = program.constants, program.dtypes
+        self._lengths, self._compares_all = constant_lengths, compares_all
+        self.sums: dict[ir.Value | None, Sum] = {} if lengths is None else {lengths: LENGTH}
+        self._limits: dict[ir.Value, set[int]] = {}
+        self.largest = 0
+        self._follow_all(program.nodes)
 
-    def enter(self, node: ir.Node, operands: Sequence[Array | None]) -> None:
-        """Note which inputs of the body of a Loop or Scan count."""
-        skipped = 2 if node.op_type == "Loop" else 0
-        (body,) = (body for _, body in subgraphs(node))
-        for inner, outer, array in zip(body.inputs[skipped:], node.inputs[skipped:], operands[skipped:], strict=False):
-            if self._is_marked(outer) and array is not None and array.any():
-                self._mark([inner], outer in self._shifted)
-        self._carried.update(zip(body.inputs[skipped:], body.outputs[skipped // 2 :], strict=False))
+    def _follow_all(self, nodes: Iterable[ir.Node]) -> None:
+        for node in nodes:
+            self._follow(node)
 
-    def concerns(self, node: ir.Node) -> bool:
-        """Whether a node may make or read what counts; most do not, so that `follow` need not be called."""
-        return node.op_type in (*MAKERS, *WITH_BODIES) or any(map(self._is_marked, node.inputs))
+    def _constant(self, value: ir.Value | None) -> np.ndarray | None:
+        tensor = known_tensor(value)
+        return self._known.get(value) if tensor is None else tensor.numpy()
 
-    def follow(self, node: ir.Node, operands: Sequence[Array | None]) -> None:
-        """Note which results of a node count. Raises OutOfScopeError if the node must not read what counts."""
+    def _counts(self, value: ir.Value | None) -> bool:
+        """Whether a value is a size, a length or a position, or a sum of them."""
+        return self.sums.get(value, ZERO).counts
+
+    def _sums_of(self, value: ir.Value | None) -> list[Sum]:
+        """What a value may be taken for: a constant is a number, and may be the lengths of the node."""
+        if value in self.sums:
+            return [self.sums[value]]
+        array = self._constant(value)
+        if array is None or array.dtype.kind not in "iuf" or not array.size:
+            return []
+        first = array.ravel()[0]
+        found = [Sum(number=float(first) if np.all(array == first) else math.nan)]
+        if self._lengths is not None and np.array_equal(array.ravel(), self._lengths.ravel()):
+            found.append(LENGTH)
+            self.largest = max(self.largest, int(self._lengths.max(initial=0)))
+        return found
+
+    def _set(self, values: Iterable[ir.Value], found: Sum) -> None:
+        self.sums.update(dict.fromkeys(values, found))
+
+    def _follow(self, node: ir.Node) -> None:
+        """Find the sums that a node computes."""
+        op = node.op_type
         if any(subgraphs(node)):
-            self._leave(node)
+            self._follow_bodies(node)
+        elif op in ("Shape", "Size", "NonZero"):
+            self._set(node.outputs, POSITION if op == "NonZero" else SIZE)
+        elif op == "ConstantOfShape":
+            value = node.attributes.get("value")
+            self._set(node.outputs, Sum(number=0 if value is None else float(value.as_tensor().numpy().ravel()[0])))
+        elif not any(value in self.sums for value in node.inputs):
             return
-        floats = [
-            (value, array) for value, array in zip(node.inputs, operands, strict=True)
-            if value is not None and array is not None and array.dtype == np.uint64
-        ]  # fmt: skip
-        marked = [(value, array) for value, array in floats if self._is_marked(value) and array.any()]
-        counting = [(value, array) for value, array in marked if (array > 1).any()]
-        others = [pair for pair in floats if all(pair[0] is not value for value, _ in counting)]
-        if marked and node.op_type in SUMS and not (node.op_type == "MatMul" and floats[0][1].shape[-1:] == (1,)):
-            raise OutOfScopeError(f"{node.op_type} '{node.name}' sums masks, sizes or positions in floats")
-        is_shift = bool(counting) and node.op_type in SUMMED and len(counting) == 1 and any(a.any() for _, a in others)
-        if counting:
-            self._check(node, [value for value, _ in counting], others)
-            if is_shift and any(value in self._shifted for value, _ in counting):
-                raise OutOfScopeError(f"{node.op_type} '{node.name}' adds to a size or a position in floats again")
-        keeps = node.op_type in (*MOVED, *SUMMED) or all(self._is_constant(value) for value, _ in others)
-        if counting or self._makes(node, operands) or (marked and keeps):
-            self._mark(node.outputs, is_shift or any(value in self._shifted for value, _ in counting))
+        elif op in ("Less", "Greater"):
+            self._compare(node, *node.inputs)
+        elif op in ("Add", "Sub", "Neg"):
+            self._add(node)
+        elif op in ("Mul", "MatMul"):
+            self._multiply(node)
+        elif op in ("Concat", "Where"):
+            self._join(node, node.inputs[op == "Where" :])
+        elif op in MOVED:
+            self._move(node)
+        elif any(map(self._counts, node.inputs)):
+            if op in LIMITS:
+                self._limit(node)
+            elif op == "Range" and [self._sums_of(value) for value in node.inputs] == [[ZERO], [SIZE], [ONE]]:
+                self._set(node.outputs, POSITION)
+            else:
+                raise OutOfScopeError(f"{op} '{node.name}' computes with a size, a length or a position")
 
-    def _leave(self, node: ir.Node) -> None:
-        """Note which results of bodies count."""
+    def _compare(self, node: ir.Node, a: ir.Value | None, b: ir.Value | None = None) -> None:
+        """Raise OutOfScopeError unless comparing two values, or one with 0 and 1, is the same at all sizes."""
+        for one, other in itertools.product(self._sums_of(a), [ZERO] if b is None else self._sums_of(b)):
+            found = one.plus(other, -1)
+            is_number = not one.counts and not other.counts
+            is_compared = self._compares_all and not found.sizes and abs(found.lengths) + abs(found.positions) == 1
+            if is_number or is_compared or {found, ZERO.plus(found, -1)} & COMPARED:
+                return
+        raise OutOfScopeError(
+            f"{node.op_type} '{node.name}' compares otherwise than positions with lengths, and sizes and lengths with 0"
+        )
+
+    def _limit(self, node: ir.Node) -> None:
+        """A number that is limited to 0 and 1 is compared with one of them, and becomes a mask."""
+        (x, *bounds) = sorted(filter(None, node.inputs), key=self._counts, reverse=True)
+        numbers = {attribute.as_float() for name, attribute in node.attributes.items() if name in ("min", "max")}
+        numbers |= {
+            found.number if not found.counts else math.nan for value in bounds for found in self._sums_of(value)
+        }
+        if not numbers <= {0, 1}:
+            raise OutOfScopeError(f"{node.op_type} '{node.name}' limits a size, a length or a position")
+        self._compare(node, x)
+        limits = self._limits.get(x, set()) | LIMITS[node.op_type]
+        if len(limits) == 1:
+            self._set(node.outputs, self.sums[x])
+            self._limits.update(dict.fromkeys(node.outputs, limits))
+
+    def _is_integer(self, node: ir.Node) -> bool:
+        return self._dtypes.get(node.outputs[0]) in WIDE_INTEGERS
+
+    def _add(self, node: ir.Node) -> None:
+        parts = [self._sums_of(value) for value in node.inputs]
+        if all(parts):
+            (first, *others) = (part[0] for part in parts)
+            factor = 1 if node.op_type == "Add" else -1
+            self._set(node.outputs, first.plus(others[0], factor) if others else ZERO.plus(first, -1))
+        elif any(map(self._counts, node.inputs)) or self._is_integer(node):
+            raise OutOfScopeError(f"{node.op_type} '{node.name}' adds something else to a size, a length or a position")
+
+    def _multiply(self, node: ir.Node) -> None:
+        """A product with -1, 0 or 1; a MatMul copies numbers along an axis, or makes zeros."""
+        parts = [part[0] for part in map(self._sums_of, node.inputs) if part]
+        numbers = [part.number for part in parts if not part.counts]
+        if len(parts) == len(numbers):
+            if 0 in numbers or (len(numbers) == 2 and node.op_type == "Mul"):
+                self._set(node.outputs, Sum(number=math.prod(numbers)))
+            elif len(numbers) == 2:
+                self._set(node.outputs, Sum(number=math.nan))
+        elif len(numbers) == 1 and abs(numbers[0]) in (0, 1):
+            self._set(node.outputs, ZERO.plus(next(part for part in parts if part.counts), numbers[0]))
+        else:
+            raise OutOfScopeError(f"{node.op_type} '{node.name}' multiplies a size, a length or a position")
+
+    def _join(self, node: ir.Node, values: Iterable[ir.Value | None]) -> None:
+        """A Concat or a Where: the sum of all operands, if it is the same."""
+        parts = [self._sums_of(value)[:1] for value in values]
+        if any(part[0].counts for part in parts if part):
+            self._set(node.outputs, parts[0][0] if parts[0] and all(part == parts[0] for part in parts) else MIXED)
+
+    def _move(self, node: ir.Node) -> None:
+        """Elements of the first operand; only some positions may be selected."""
+        x, *others = node.inputs
+        if node.op_type == "Cast" and self._dtypes.get(node.outputs[0]) == ir.DataType.BOOL:
+            self._compare(node, x)
+            return
+        if node.op_type in POSITIONS and any(self._counts(v) and self.sums[v] not in SELECTED for v in others):
+            raise OutOfScopeError(f"{node.op_type} '{node.name}' selects a position that lowering never selects")
+        array = self._constant(x)
+        if array is not None and node.op_type == "Gather":
+            self.largest = max(self.largest, array.shape[node.attributes.get_int("axis", 0)])
+        if x in self.sums or self._is_integer(node):
+            self._set(node.outputs, next(iter(self._sums_of(x)), MIXED))
+
+    def _follow_bodies(self, node: ir.Node) -> None:
+        """Follow the bodies of an If, a Loop or a Scan. Raises OutOfScopeError if a state counts steps."""
+        is_loop = node.op_type == "Loop"
+        if is_loop and self.sums.get(node.inputs[0], SIZE) != SIZE:
+            raise OutOfScopeError(f"Loop '{node.name}' makes another number of steps than the sequence has")
+        operands, results = node.inputs[2 if is_loop else 0 :], list[list[Sum]]()
         for _, body in subgraphs(node):
-            for outer, inner in zip(node.outputs, body.outputs[node.op_type == "Loop" :], strict=False):
-                if self._is_marked(inner):
-                    self._mark([outer], inner in self._shifted)
-
-    def _mark(self, values: Sequence[ir.Value], is_shifted: bool) -> None:
-        self._marked.update(values)
-        self._shifted.update(values if is_shifted else ())
-
-    def _is_marked(self, value: ir.Value | None) -> bool:
-        return value in self._marked or (value is not None and self._carried.get(value) in self._marked)
-
-    def _makes(self, node: ir.Node, operands: Sequence[Array | None]) -> bool:
-        """Whether a node makes floats of integers, or as many equal ones as an integer says."""
-        if node.op_type == "Cast":
-            is_integer = operands[0] is not None and operands[0].dtype == np.int64
-            known = self._is_constant(node.inputs[0]) or not self._may_count(node.inputs[0])
-            return is_integer and not known
-        return node.op_type in MAKERS and not self._is_constant(node.inputs[-1])
-
-    def _may_count(self, value: ir.Value | None) -> bool:
-        """Whether an integer may be one that the proof does not compare, by the nodes that compute it."""
-        if self._compared is None:
-            return True
-        node = None if value is None else value.producer()
-        if node is not None:
-            return node.op_type in ("Shape", "Size") or any(map(self._may_count, node.inputs))
-        if value is None or value in self._compared or self._is_constant(value):
-            return False
-        graph = owner_of(value)
-        return not isinstance(graph, ir.Graph) or value is not graph.inputs[0]  # of a Loop, the number of the step
-
-    def _check(self, node: ir.Node, counting: Sequence[ir.Value], others: Sequence[tuple[ir.Value, Array]]) -> None:
-        label = f"{node.op_type} '{node.name}'"
-        if node.op_type not in (*COMPARED, *SUMMED, *MOVED, "Mul", "MatMul"):
-            raise OutOfScopeError(f"{label} computes with a size or a position in floats")
-        if node.op_type in MOVED:
-            return
-        if any(np.any(array > 1) for value, array in others if not self._is_constant(value)):
-            raise OutOfScopeError(f"{label} combines a size or a position in floats with other floats")
-        constants = [(value, array) for value, array in others if self._is_constant(value)]
-        numbers = [*itertools.chain(*itertools.starmap(self._numbers, constants))]
-        numbers += [abs(bound.as_float()) for name, bound in node.attributes.items() if name in ("min", "max")]
-        if not {*numbers} <= {0.0, 1.0} or (node.op_type == "Mul" and len(counting) > 1):
-            text = f"{label} combines a size or a position in floats with the number {max(numbers, default=0.0):g}"
-            raise OutOfScopeError(f"{text}; the proof supports only 0 and 1")
-
-    def _numbers(self, value: ir.Value | None, array: Array) -> list[float]:
-        """The absolute numbers of a constant."""
-        known = constant(value)
-        numbers = self._field.small(array) if known is None else known
-        return [math.inf] if numbers is None else np.abs(numbers).astype(float).ravel().tolist()
+            self._set(body.inputs[:1] if is_loop else (), POSITION)
+            inputs, outputs = body.inputs[2 if is_loop else 0 :], body.outputs[1 if is_loop else 0 :]
+            for inner, outer in zip(inputs, operands, strict=False):
+                if self._counts(outer):
+                    self._set([inner], self.sums[outer])
+            self._follow_all(body)
+            states = len(inputs) - (node.attributes.get_int("num_scan_inputs") if node.op_type == "Scan" else 0)
+            for before, after in zip(inputs[:states], outputs, strict=False):
+                if self._counts(after) and self.sums[after] != self.sums.get(before):
+                    raise OutOfScopeError(f"a state of {node.op_type} '{node.name}' counts")
+            results.append([self.sums.get(value, ZERO) for value in outputs])
+        for outer, *found in zip(node.outputs, *results, strict=False):
+            if any(part.counts for part in found):
+                self._set([outer], found[0] if len(set(found)) == 1 else MIXED)

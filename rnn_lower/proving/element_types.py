@@ -49,10 +49,11 @@ class ElementTypes:
     """Infers element types node by node. Raises WrongError if an operator does not accept a type.
 
     inputs: the types of the values that the replaced node reads.  dtype: the type of the replaced node.
+    types: those of values that were looked up or inferred.
     """
 
     def __init__(self, inputs: Mapping[ir.Value, DType], dtype: DType, opset: int) -> None:
-        self._types: dict[ir.Value, DType] = dict(inputs)
+        self.types: dict[ir.Value, DType] = dict(inputs)
         self._dtype, self._opset, self._loops = dtype, opset, 0
         self._rounded: set[ir.Value | None] = set()
 
@@ -60,13 +61,13 @@ class ElementTypes:
         """The element type of a constant or of a value that was inferred before."""
         if value is None:
             return None
-        if value not in self._types:
+        if value not in self.types:
             node = value.producer()
             if value.const_value is not None:
-                self._types[value] = value.const_value.dtype
+                self.types[value] = value.const_value.dtype
             elif node is not None and node.op_type == "Constant":
-                self._types[value] = _literal_dtype(node)
-        return self._types.get(value)
+                self.types[value] = _literal_dtype(node)
+        return self.types.get(value)
 
     def follow(self, nodes: Iterable[ir.Node]) -> None:
         """Infer the element types of the outputs of nodes, and compare them with the declared ones."""
@@ -83,7 +84,7 @@ class ElementTypes:
         _agree(
             dtype, value.dtype, f"'{value.name}' has type {_name(dtype)}, but its declared type is {_name(value.dtype)}"
         )
-        self._types[value] = dtype
+        self.types[value] = dtype
 
     def expect(self, value: ir.Value, dtype: DType) -> None:
         """Compare the type of a value with that of the node's output. Raises WrongError if they differ."""

@@ -16,17 +16,15 @@ from rnn_lower.ir.schemas import WITH_BODIES
 from rnn_lower.ir.walk import known_tensor
 from rnn_lower.lowering.node import Dim
 from rnn_lower.proving.call import Call, DivisionByZeroError, OutOfScopeError, UndefinedError, WrongError
-from rnn_lower.proving.counters import FloatCounters
-from rnn_lower.proving.emitted_uses import BOUNDS, COMPARE, POSITIONS, USES, may_divide_by_zero
-from rnn_lower.proving.field import SMALL, Array, Field
+from rnn_lower.proving.emitted_uses import POSITIONS, USES, may_divide_by_zero
+from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.interpreter import Graph, Interpreter, check_shape
 
 AT_AN_END = (-1, 0, 1)
 """Starts and ends of a Slice of the first or the last position, and indices of a Gather of them."""
 
-
-MOST_OBSERVED = 400
-"""The maximum number of evaluations of a node that are searched for counters."""
+SUMMED = ("Conv", "Gemm", "MatMul")
+"""Operators that sum products over an axis of their first operand."""
 
 ELEMENT = 32
 """The work of one element of a result, in products; it takes as much time, and its memory."""
@@ -35,20 +33,16 @@ ELEMENT = 32
 class Observed:
     """What nodes did in all comparisons.
 
-    margins: by comparison of two computed integers, their differences.
     positions: by node and axis, the sizes of the axis, and computed positions in it.
+    summed: by product of matrices and size of the features of X, the number of products that it sums.
     """
 
     def __init__(self) -> None:
-        self.margins: dict[ir.Node, set[int]] = collections.defaultdict(set)
+        self.summed: dict[tuple[ir.Node, int], int] = {}
         self.positions: dict[tuple[ir.Node, int], set[tuple[int, int]]] = collections.defaultdict(set)
 
     def check(self) -> None:
         """Raise OutOfScopeError if a node may do at other sizes what it did in no comparison."""
-        for node, seen in self.margins.items():
-            if len(seen) > 1 and not (0 in seen and seen & {-1, 1}):
-                text = f"{node.op_type} '{node.name}' compares integers"
-                raise OutOfScopeError(f"{text} that were never equal and never differed by 1")
         for (node, axis), pairs in self.positions.items():
             sizes, most = {size for size, _ in pairs}, max(position for _, position in pairs)
             if len(sizes) == 1 and most < max(sizes) - 1:
@@ -59,7 +53,7 @@ class Observed:
 class EmittedInterpreter(Interpreter):
     """Evaluates emitted nodes on field elements.
 
-    longest: the largest length that is compared, if the model leaves a size open.  knows_length: that of sequences.
+    longest: the largest length that is compared, if the model leaves a size open.  features: the size of those of X.
     symbols: the sizes by symbolic name, or None for ambiguous names.
     most_work: the most products and elements to compute in one run.
     most_carried: the most floats that all loops together may carry from step to step: the states of the node.
@@ -68,24 +62,19 @@ class EmittedInterpreter(Interpreter):
     """
 
     longest: int | None = None
-    knows_length = False
+    features = 0
     most_work = 1 << 40
     most_carried = 0
     recorded: list[Array] | None = None
 
     def __init__(self, field: Field, limits: Collection[float] = (), deadline: float = math.inf) -> None:
         super().__init__(field, limits, deadline)
-        self.counters: FloatCounters | None = None
         self.symbols: dict[str, int | None] = {}
-        self._bounds: dict[ir.Node, list[int]] = {}
-        self._counting: dict[ir.Node, list[int]] = {}
         self._sizes: dict[ir.Node, tuple[int, ...]] = {}
         self.observed, self._work = Observed(), 0
 
     def run(self, graph: Graph, inputs: Mapping[ir.Value, Array]) -> list[Array]:
         self._carried = self._work = self.field.products = 0
-        if self.longest is not None:
-            self.counters = FloatCounters(self.field, self._is_constant, inputs if self.knows_length else None)
         try:
             return super().run(graph, inputs)
         except UndefinedError as error:
@@ -93,9 +82,9 @@ class EmittedInterpreter(Interpreter):
 
     def _bind(self, value: ir.Value, array: Array) -> None:
         if value.shape is not None and all(value is not known for known in self._graph.declared):
-            for dim, size in zip(value.shape, array.shape, strict=False):
-                if isinstance(dim, ir.SymbolicDim) and dim.value:
-                    self.symbols.setdefault(dim.value, size)  # lowering may name sizes, too
+            names = {str(dim.value) for dim in value.shape if isinstance(dim, ir.SymbolicDim) and dim.value}
+            if names - self.symbols.keys():  # another node may declare it as well
+                raise WrongError(f"'{value.name}' declares a size '{min(names - self.symbols.keys())}', which is new")
             check_shape(value, array, self.symbols)
         super()._bind(value, array)
 
@@ -104,12 +93,6 @@ class EmittedInterpreter(Interpreter):
         self._work += ELEMENT * sum(result.size for result in results)
         if self._work + self.field.products > self.most_work:
             raise OutOfScopeError(f"the graph computes more than {self.most_work} products")
-        if node.op_type in ("Add", "Sub") and results[0].dtype == np.int64:
-            self._check_sum(node, results[0])
-        elif node.op_type in ("Add", "Sub", "Gemm", "MatMul") and self.longest is not None:
-            self._note(node, self.longest + 2, results[0])
-        if self.counters is not None and self.counters.concerns(node):
-            self.counters.follow(node, self._operands(node))
         if node.op_type in WITH_BODIES and len(results) != len(node.outputs):
             raise WrongError(f"{node.op_type} '{node.name}' has {len(node.outputs)} outputs instead of {len(results)}")
         if self.recorded is not None:
@@ -119,8 +102,6 @@ class EmittedInterpreter(Interpreter):
     def _results(self, node: ir.Node) -> Sequence[Array]:
         if node.op_type in ("Loop", "Scan"):
             self._check_carried(node)
-            if self.counters is not None:
-                self.counters.enter(node, self._operands(node))
         return super()._results(node)
 
     def _check_state(self, node: ir.Node, before: Array, after: Array) -> None:
@@ -147,12 +128,8 @@ class EmittedInterpreter(Interpreter):
             raise OutOfScopeError(why)
         if node.op_type in POSITIONS:
             self._check_positions(call)
-        if self.longest is not None and node.op_type in COMPARE and call[0].dtype == np.uint64:
-            self._check_bound(call, self.longest)
-        elif self.longest is not None and node.op_type in BOUNDS:
-            self._check_integers(call, self.longest + 1)  # a length may exceed the number of steps by 1
-            if not any(map(self._is_constant, node.inputs)):  # of constants, all lengths up to them are compared
-                self.observed.margins[node] |= {*np.unique(call[0] - call[1]).tolist()}
+        if self.longest is not None and node.op_type in SUMMED:
+            self._check_products(call)
         results = super()._compute(call)
         if may_divide_by_zero(call):
             raise DivisionByZeroError(results[0])
@@ -175,58 +152,12 @@ class EmittedInterpreter(Interpreter):
     def _is_constant(self, value: ir.Value | None) -> bool:
         return value is None or value in self._graph.folded or known_tensor(value) is not None
 
-    def _check_integers(self, call: Call, most: int) -> None:
-        """Raise OutOfScopeError if integers are compared with one beyond the compared lengths."""
-        for array in (call[0], call[1]):
-            if np.abs(array).max(initial=0) > most:
-                text = f"{call.label} compares integers with {np.abs(array).max()}"
-                raise OutOfScopeError(f"{text}, but the longest sequence of the proof has {most - 1} steps")
-
-    def _check_sum(self, node: ir.Node, total: Array) -> None:
-        """Raise OutOfScopeError if integers are far beyond the compared lengths."""
-        most = int(np.abs(total).max(initial=0))
-        if most >> 31 or (self.longest is not None and most > self.longest + 2):
-            raise OutOfScopeError(
-                f"{node.op_type} '{node.name}' computes the integer {most}, which exceeds all sizes in the proof"
-            )
-
-    def _check_bound(self, call: Call, longest: int) -> None:
-        """Note floats that are combined with a number beyond the compared lengths, and whether they seem to count."""
-        if call.node not in self._bounds:
-            known = list(map(self._is_constant, call.node.inputs))
-            numbers = [self.field.small(call[index]) if known[index] else None for index in (0, 1)]
-            self._bounds[call.node] = [
-                0 if not is_known else SMALL if array is None else int(np.abs(array).max(initial=0))
-                for is_known, array in zip(known, numbers, strict=True)
-            ]
-        for most, count in zip(self._bounds[call.node], (call[1], call[0]), strict=True):
-            if most > longest:
-                self._note(call.node, 0, count, most)
-
-    def _note(self, node: ir.Node, longest: int, floats: Array, most: int = 0) -> None:
-        """Note whether floats of a node are small integers above `longest`, so that they may count.
-
-        most: the number with which they are combined; by default their own largest.
-        """
-        noted = self._counting.setdefault(node, [0, 0, 0])
-        if noted[1] < MOST_OBSERVED and floats.any():
-            small = self.field.small(floats)
-            largest = 0 if small is None else int(np.abs(small).max())
-            noted[1] += 1
-            if largest > longest:
-                noted[0], noted[2] = noted[0] + 1, most or largest
-
-    def check_counting(self) -> None:
-        """Raise OutOfScopeError if floats count to a number beyond the compared lengths.
-
-        By chance, a random element may be a small integer, too, but rarely.
-        """
-        for node, (count, total, most) in self._counting.items():
-            if count >= min(2, total) and count * 10 >= total > 0:
-                raise OutOfScopeError(
-                    f"{node.op_type} '{node.name}' counts with the number {most}, but the longest sequence in the "
-                    f"proof has only {self.longest} steps"
-                )
+    def _check_products(self, call: Call) -> None:
+        """Raise OutOfScopeError if a node sums products over an axis of variable size, and so may count."""
+        axis = {"Conv": 1, "Gemm": -2 if call.node.attributes.get_int("transA", 0) else -1}.get(call.node.op_type, -1)
+        size = call[0].shape[axis]
+        if self.observed.summed.setdefault((call.node, self.features), size) != size:
+            raise OutOfScopeError(f"{call.label} sums over an axis whose size depends on that of the sequence or batch")
 
 
 def symbol_sizes(shapes: Iterable[tuple[Sequence[Dim] | None, tuple[int, ...]]]) -> dict[str, int | None]:

@@ -18,9 +18,6 @@ from rnn_lower.proving.elementwise import bounds_of
 BOUNDS = ("Less", "Greater", "Max", "Min")
 """Operators that compare two operands."""
 
-COMPARE = (*BOUNDS, "Add", "Sub")
-"""Operators that can make a graph behave differently beyond some length."""
-
 COPIES = ("Cast", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 """Operators whose results are elements of their first input."""
 

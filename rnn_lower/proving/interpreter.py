@@ -70,6 +70,10 @@ class Graph:
         return with_bodies(self.nodes)
 
 
+FIRST_RESHAPE = 5
+"""The first opset that can restore the other sizes of an empty sequence, which a Loop without steps does not know."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Group:
     """Nodes that together compute one function of one number (`algebraic_patterns`)."""
@@ -261,7 +265,10 @@ class Interpreter:
                 self._check_state(node, before, after)  # type: ignore[arg-type]
             states = [*results[: len(states)]]
             steps.append(results[len(states) :])
-        return [*states, *_stacked(steps, body.outputs[1 + len(states) :])]  # type: ignore[list-item]
+        stacked = body.outputs[1 + len(states) :]
+        if not steps and self._graph.opset < FIRST_RESHAPE and not all(map(_is_sized, stacked)):
+            raise NoStepsError
+        return [*states, *_stacked(steps, stacked)]  # type: ignore[list-item]
 
     def _check_state(self, node: ir.Node, before: Array, after: Array) -> None:
         """Check a state before and after a step of a Loop."""
@@ -302,6 +309,10 @@ class Interpreter:
 def _axes(attributes: Mapping[str, Sequence[int]], name: str, count: int) -> list[Sequence[int]]:
     """The axes and directions of a Scan's inputs or outputs."""
     return [attributes.get(f"{name}_{what}", [0] * count) for what in ("axes", "directions")]
+
+
+def _is_sized(value: ir.Value) -> bool:
+    return value.shape is not None and value.shape.is_static()
 
 
 def _stacked(steps: Sequence[Sequence[Array]], outputs: Sequence[ir.Value]) -> list[Array]:

@@ -17,9 +17,10 @@ from rnn_lower.proving import equations, float_run
 from rnn_lower.proving.call import OutOfScopeError, WrongError, element_type
 from rnn_lower.proving.cases import LARGE, LENGTHS, Case, Known, choose_cases
 from rnn_lower.proving.constant_inputs import content
+from rnn_lower.proving.counters import Counters
 from rnn_lower.proving.emitted import EmittedInterpreter, Observed, symbol_sizes
 from rnn_lower.proving.field import Array, Field
-from rnn_lower.proving.interpreter import NoStepsError, check_time
+from rnn_lower.proving.interpreter import FIRST_RESHAPE, NoStepsError, check_time
 from rnn_lower.proving.program import Program
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof
 from rnn_lower.proving.scalar_functions import arithmetic
@@ -129,11 +130,16 @@ class _Comparison:
         self._shapes = {name: shape_info.shape(value) for name, value in inputs.items()}
         computed = {name: value for name, value in inputs.items() if known_tensor(value) is None}
         self._moved = {name: content(value, task.opset) for name, value in computed.items()}
+        self._shapes |= {name: array.shape for name, array in self._moved.items() if array is not None}
         self._counterparts = {name: task.counterparts[name] for name in computed if name in task.counterparts}
         types = {value: dtypes[name] for name, value in self._counterparts.items()}
         self._program = Program(task.replaced, types, task.opset, dtype, task.visible, task.unread)
         declared = {value.name for value in node.outputs if value.shape is not None}
         self._program.declared = [value for value in task.replaced if value.name in declared]
+        self._counters = Counters(
+            self._program, self._counterparts.get("sequence_lens"), self._constant("sequence_lens"),
+            self._length is not None,
+        )  # fmt: skip
         names = {value.name: name for name, value in zip(equations.OUTPUTS, node.outputs, strict=False)}
         self._wanted = [(str(value.name), names[value.name]) for value in task.replaced]
         self.folds = (True, False) if self._constant("B") is not None else (False,)
@@ -168,7 +174,7 @@ class _Comparison:
         return Known(
             self._length, self._folded.get("batch_size") if N is None else N,
             "sequence_lens" in self._inputs, self._constant("sequence_lens"),
-            math.prod(filter(None, (self._size(("R", axis)) for axis in range(3)))), self._program.largest_compared,
+            math.prod(filter(None, (self._size(("R", axis)) for axis in range(3)))), self._counters.largest,
         )  # fmt: skip
 
     def _shapes_at(self, case: Case) -> dict[str, tuple[int, ...]]:
@@ -233,14 +239,12 @@ class _Comparison:
             field = Field(self._seed * 1000 + point)
             limits = () if self._node.limit is None else (self._node.limit,)
             interpreter = EmittedInterpreter(field, limits, self._deadline)
-            interpreter.longest, interpreter.knows_length = self._known.longest, self._length is not None
-            interpreter.observed = observed
+            interpreter.longest, interpreter.observed = self._known.longest, observed
             for case in cases[point]:
                 check_time(self._deadline)
                 reason = self._compare(interpreter, case, folded)
                 if reason is not None:
                     return reason
-            interpreter.check_counting()
             executed |= interpreter.executed
         observed.check()
         # Constant lengths leave the empty sequence out, for which a branch may be meant.
@@ -265,15 +269,13 @@ class _Comparison:
         interpreter.symbols = {**self._other_sizes, **own_sizes}
         directions, _, hidden_size = arrays["R"].shape
         interpreter.most_carried = (1 + (self._node.op == "LSTM")) * directions * case.N * hidden_size
-        features, weights = arrays["X"].shape[-1] + hidden_size, arrays["R"].size // hidden_size
-        interpreter.most_work = MOST_WORK + MOST_TIMES * case.T * case.N * features * weights
+        interpreter.features, weights = arrays["X"].shape[-1], arrays["R"].size // hidden_size
+        products = case.T * case.N * (interpreter.features + hidden_size) * weights
+        interpreter.most_work = MOST_WORK + MOST_TIMES * products
         try:
             right = interpreter.run(self._program, values)
         except NoStepsError:
-            self.left_out.add(
-                "the proof does not cover a Scan over an empty sequence, because runtimes are not "
-                "required to run such a Scan"
-            )
+            self.left_out.add(_without_steps(self._program.opset))
             return None
         except WrongError as error:
             return f"{error}, {case}"
@@ -347,6 +349,15 @@ class _Comparison:
                 direction = "backward" if entry.reverse else "forward"
                 return f"first differs in {entry.name} at step {entry.step} of the {direction} direction"
         return "has the correct values, but its steps are in the wrong order"
+
+
+def _without_steps(opset: int) -> str:
+    """What a proof leaves out if a loop cannot run without steps."""
+    if opset < FIRST_RESHAPE:
+        return f"the proof does not cover empty sequences, because opset {opset} cannot restore their other sizes"
+    return (
+        "the proof does not cover a Scan over an empty sequence, because runtimes are not required to run such a Scan"
+    )
 
 
 def _both_empty(expected: Array, actual: Array) -> bool:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import schema_of, unfit
-from rnn_lower.ir.walk import NODE_MARK, constant, known_tensor, subgraphs
+from rnn_lower.ir.walk import NODE_MARK, known_tensor, subgraphs
 from rnn_lower.proving.call import OutOfScopeError, WrongError
 from rnn_lower.proving.element_types import DType, ElementTypes
-from rnn_lower.proving.emitted_uses import COMPARE, EMITTED, POSITIONS
+from rnn_lower.proving.emitted_uses import EMITTED
 from rnn_lower.proving.interpreter import Graph
 from rnn_lower.transforms.evaluate import computed_constants
 from rnn_lower.transforms.strip_weights import UNSEEN
@@ -23,7 +22,7 @@ class Program(Graph):
     wanted: the values that replace the node's outputs.  unread: other values, computed only to check them.
     inputs: the non-constant values that the replaced node reads, with their element types.  dtype: of the node.
     visible: names in the enclosing scopes, which no body may redefine.
-    largest_compared: the largest integer constant that an operator of COMPARE reads, or size of a table of constants.
+    constants: the values that constants alone compute.  dtypes: the element types of inputs and computed values.
     has_loop: whether a Loop may run no steps, and so leave sizes unknown.
     Raises WrongError if the nodes read any other value, OutOfScopeError for operators that lowering does not emit.
     """
@@ -35,7 +34,6 @@ class Program(Graph):
         nodes: list[ir.Node] = []
         super().__init__(nodes, wanted, opset)
         self._inputs = inputs
-        self.largest_compared = 0
         done: set[ir.Node] = set()
         waiting: list[tuple[ir.Value, bool]] = [(value, True) for value in reversed([*unread, *wanted])]
         while waiting:
@@ -55,7 +53,9 @@ class Program(Graph):
         types.follow(nodes)
         for value in wanted:
             types.expect(value, dtype)
-        self._find_compared()
+        self.dtypes = types.types
+        self.constants = computed_constants((node, self.opset) for node in self.all_nodes)
+        self.folded = self.constants.keys()
 
     def _producer(self, value: ir.Value) -> ir.Node | None:
         """Return the emitted node that computes a value, or None for inputs and constants."""
@@ -91,7 +91,8 @@ class Program(Graph):
         if wrong:
             raise WrongError(f"{node.op_type} '{node.name}': {wrong}")
         for _, body in subgraphs(node):
-            if node.op_type == "Scan" and (passed := next((v for v in body.outputs if v in body.inputs), None)):
+            inputs = body.inputs[:1] if node.op_type == "Loop" else body.inputs  # onnxruntime overwrites these
+            if passed := next((value for value in body.outputs if value in inputs), None):
                 raise WrongError(
                     f"{node.op_type} '{node.name}' returns '{passed.name}', an input of its body, unchanged"
                 )
@@ -107,34 +108,6 @@ class Program(Graph):
         inside = visible | set(own) | body.initializers.keys()
         for node in body:
             self._check(node, inside)
-
-    def _find_compared(self) -> None:
-        """Find the largest integer constant that is compared, also if emitted nodes compute it."""
-        known = computed_constants((node, self.opset) for node in self.all_nodes)
-        for node in self.all_nodes:
-            self._collect_compared(node, known)
-        self.folded = known.keys()
-
-    def _collect_compared(self, node: ir.Node, known: Mapping[ir.Value | None, np.ndarray]) -> None:
-        """Update the largest compared integer: an operand of COMPARE or Range, or a size of a constant table."""
-        for value in node.inputs if node.op_type in (*COMPARE, "Range") else ():
-            array = known.get(value, constant(value) if _is_integer(value) else None)
-            if array is not None and array.dtype.kind in "iu":
-                self.largest_compared = int(np.abs(array.astype(np.int64)).max(initial=self.largest_compared))
-        if node.op_type in POSITIONS and not all(
-            value is None or value in known or known_tensor(value) is not None for value in node.inputs[1:]
-        ):
-            table = known.get(node.inputs[0], known_tensor(node.inputs[0]))
-            sizes = [] if table is None else [*map(int, table.shape)]
-            if node.op_type == "Gather" and sizes:
-                sizes = [sizes[int(node.attributes.get_int("axis", 0))]]
-            self.largest_compared = max([self.largest_compared, *sizes])
-
-
-def _is_integer(value: ir.Value | None) -> bool:
-    """Whether a value is a constant of integers."""
-    tensor = known_tensor(value)
-    return tensor is not None and tensor.dtype.is_integer()
 
 
 def read_by(node: ir.Node) -> Iterator[ir.Value]:

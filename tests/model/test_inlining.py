@@ -350,3 +350,65 @@ def test_outputs_that_are_something_else_too(outputs):
     for lowered in (rnn_lower.lower(original, fold=True), inlined(original)):
         assert [value.name for value in lowered.graph.input] == ["X"]
         close(run_onnxruntime(lowered, feeds()), wanted)
+
+
+@pytest.mark.parametrize("hidden", [1, 2])
+def test_constants_that_only_a_dropped_node_read_are_written_for_the_next(hidden):
+    """In a function, constants are nodes, which equal constants share."""
+    imports = [helper.make_opsetid("", 14)]
+    weights = np.random.default_rng(0).standard_normal
+    tensors = {
+        "W1": weights((1, 3 * hidden, 1)), "R1": weights((1, 3 * hidden, hidden)), "W2": weights((1, 4 * hidden, hidden)),
+        "R2": weights((1, 4 * hidden, hidden)), "axis": np.array([1]),
+    }  # fmt: skip
+    held = [
+        helper.make_node("Constant", [], [name], value=numpy_helper.from_array(a.astype(np.int64 if name == "axis" else np.float32)))
+        for name, a in tensors.items()
+    ]  # fmt: skip
+    nodes = [
+        *held, helper.make_node("GRU", ["X", "W1", "R1", "", "", "h"], ["Y1"], "one", hidden_size=hidden, linear_before_reset=1),
+        helper.make_node("Squeeze", ["Y1", "axis"], ["S"]),
+        helper.make_node("LSTM", ["S", "W2", "R2", "", "lens"], ["Y"], "other", hidden_size=hidden),
+    ]  # fmt: skip
+    function = helper.make_function("local", "F", ["X", "lens", "h"], ["Y"], nodes, imports)
+    inputs = [
+        helper.make_tensor_value_info("X", 1, [3, 2, 1]), helper.make_tensor_value_info("lens", 6, [2]),
+        helper.make_tensor_value_info("h", 1, [1, 2, hidden]),
+    ]  # fmt: skip
+    graph = helper.make_graph(
+        [helper.make_node("F", ["X", "lens", "h"], ["Y"], domain="local")], "g", inputs,
+        [helper.make_tensor_value_info("Y", 1, [3, 1, 2, hidden])],
+    )  # fmt: skip
+    imports = [*imports, helper.make_opsetid("local", 1)]
+    model = helper.make_model(graph, opset_imports=imports, functions=[function], ir_version=8)
+    data = {
+        "X": np.float32(weights((3, 2, 1))),
+        "lens": np.array([3, 2], np.int32),
+        "h": np.float32(weights((1, 2, hidden))),
+    }
+    for form in ("auto", "loop", "unroll"):
+        lowered = (
+            rnn_lower.lower(model, form=form) if form != "unroll" else rnn_lower.lower(model, form=form, fold=True)
+        )
+        (wanted,), (actual,) = run_onnxruntime(model, data), run_onnxruntime(lowered, data)
+        assert np.allclose(wanted, actual, atol=1e-5)
+        assert rnn_lower.prove(model, lowered).ok
+
+
+def test_weights_of_a_function_that_are_cast_constants_tell_their_sizes():
+    imports = [helper.make_opsetid("", 17)]
+    W, R = np.random.default_rng(0).standard_normal((2, 1, 2, 2))
+    nodes = [
+        helper.make_node("Constant", [], ["W64"], value=numpy_helper.from_array(W)),
+        helper.make_node("Cast", ["W64"], ["W"], to=1), helper.make_node("RNN", ["X", "W", "R"], ["Y"], hidden_size=2),
+    ]  # fmt: skip
+    function = helper.make_function("local", "F", ["X", "R"], ["Y"], nodes, imports)
+    graph = helper.make_graph(
+        [helper.make_node("F", ["X", "R"], ["Y"], domain="local")], "g", [helper.make_tensor_value_info("X", 1, ["T", "N", 2])],
+        [helper.make_tensor_value_info("Y", 1, ["T", 1, "N", 2])], [numpy_helper.from_array(R.astype(np.float32), "R")],
+    )  # fmt: skip
+    model = helper.make_model(
+        graph, opset_imports=[*imports, helper.make_opsetid("local", 1)], functions=[function], ir_version=8
+    )
+    assert rnn_lower.prove(model, rnn_lower.lower(model)).ok
+    assert rnn_lower.check(model, rnn_lower.lower(model)).ok

@@ -1,0 +1,169 @@
+"""Lowered graphs that behave differently at sizes, lengths and positions beyond those that a proof compares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import pytest
+from judge import marked, run_onnxruntime
+from onenode import Case, build
+from onnx import TensorProto, helper, numpy_helper
+
+import rnn_lower
+
+Graph = tuple[list[onnx.NodeProto], dict[str, object]]
+
+
+def node(op: str, inputs: Sequence[str], output: str, **attributes: object) -> onnx.NodeProto:
+    return marked(op, list(inputs), [output], **attributes)
+
+
+def size(axis: int, name: str) -> list[onnx.NodeProto]:
+    return [node("Shape", ["X"], "shape"), node("Gather", ["shape", f"axis_{axis}"], name, axis=0)]
+
+
+def float_size(name: str) -> list[onnx.NodeProto]:
+    return [*size(0, "steps"), node("Cast", ["steps"], name, to=TensorProto.FLOAT)]
+
+
+ONES = [
+    node("Slice", ["X", "axis_0", "axis_1", "axis_1"], "row"), node("Slice", ["row", "axis_0", "axis_1", "axis_2"], "element"),
+    node("Sub", ["element", "element"], "zero"), node("Add", ["zero", "float_1"], "ones"),
+    node("Squeeze", ["ones", "axis_2"], "column"), node("Transpose", ["column"], "line", perm=[1, 0]),
+    node("MatMul", ["line", "column"], "count"),
+]  # fmt: skip
+
+WRONG: dict[str, tuple[list[onnx.NodeProto], tuple[int, int], tuple[int, ...] | None]] = {
+    "two constants": (
+        [*size(0, "steps"), node("Sub", ["steps", "int_20"], "left"), node("Less", ["left", "int_30"], "good")],
+        (50, 2), None,
+    ),
+    "doubled constants": (
+        [
+            *size(0, "steps"), node("Sub", ["steps", "int_20"], "left"), node("Add", ["left", "left"], "twice"),
+            node("Sub", ["twice", "steps"], "less"), node("Less", ["less", "int_20"], "good"),
+        ],
+        (60, 2), None,
+    ),
+    "a size beside a constant": (
+        [
+            *size(0, "steps"), node("Unsqueeze", ["steps", "axis_0"], "one"), node("Concat", ["one", "many"], "both", axis=0),
+            node("Gather", ["both", "axis_0"], "first", axis=0), node("Gather", ["both", "axis_1"], "second", axis=0),
+            node("Sub", ["first", "second"], "left"), node("Less", ["left", "int_30"], "good"),
+        ],
+        (50, 2), None,
+    ),
+    "length and batch size": (
+        [
+            *size(0, "steps"), *size(1, "rows")[1:], node("Less", ["steps", "int_4"], "short"),
+            node("Less", ["rows", "int_6"], "few"), node("Cast", ["short"], "a", to=1), node("Cast", ["few"], "b", to=1),
+            node("Add", ["a", "b"], "any"), node("Cast", ["any"], "good", to=TensorProto.BOOL),
+        ],
+        (10, 8), None,
+    ),
+    "lengths of two rows": (
+        [
+            *size(0, "steps"), node("Gather", ["sequence_lens", "axis_0"], "one"), node("Gather", ["sequence_lens", "last"], "other"),
+            node("Less", ["one", "other"], "longer"), node("Not", ["longer"], "good"),
+        ],
+        (6, 2), (4, 6),
+    ),
+    "counted ones": (
+        [
+            *ONES, node("Gather", ["column", "axis_0"], "first"), node("Mul", ["first", "float_30"], "thirty"),
+            node("Mul", ["thirty", "float_2"], "sixty"), node("Less", ["count", "sixty"], "good"),
+        ],
+        (60, 2), None,
+    ),
+    "a sum of many ones": (
+        [
+            *float_size("sum_0"), *(node("Sub", [f"sum_{k}", "float_1"], f"sum_{k + 1}") for k in range(45)),
+            node("Less", ["sum_45", "float_1"], "good"),
+        ],
+        (50, 2), None,
+    ),
+    "a number without bits": (
+        [*float_size("steps_f"), node("Sub", ["steps_f", "float_45"], "left"), node("Relu", ["left"], "more"),
+         node("Less", ["more", "float_1"], "good")],
+        (50, 2), None,
+    ),
+    "a boolean of a sum": (
+        [*size(0, "steps"), node("Sub", ["steps", "int_50"], "left"), node("Cast", ["left"], "good", to=TensorProto.BOOL)],
+        (50, 2), None,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_graph_that_is_wrong_beyond_the_compared_sizes(name):
+    nodes, (steps, rows), lengths = WRONG[name]
+    optional = () if lengths is None else ("sequence_lens",)
+    model, _ = build(Case("RNN", 17, dynamic=True, outputs=("Y",), optional=optional, lengths_as="input", I=3))
+    lowered = rnn_lower.lower(model)
+    producer = next(each for each in lowered.graph.node if "Y" in each.output)
+    producer.output[list(producer.output).index("Y")] = "right"
+    numbers = {f"int_{k}": np.int64(k) for k in (4, 6, 20, 30, 50)} | {
+        f"float_{k}": np.float32(k) for k in (1, 2, 30, 45)
+    }
+    numbers |= {f"axis_{k}": np.array([k]) for k in range(3)} | {"many": np.array([20]), "last": np.array([-1])}
+    numbers |= {f"axis_{k}": np.array(k) for k in range(2) if name in ("a size beside a constant",)} | {
+        "axis_00": np.array([0])
+    }
+    nodes = [onnx.NodeProto.FromString(each.SerializeToString()) for each in nodes]
+    for each in nodes if name == "a size beside a constant" else ():
+        each.input[:] = ["axis_00" if each.op_type == "Unsqueeze" and k else text for k, text in enumerate(each.input)]
+    read = {text for each in nodes for text in each.input}
+    lowered.graph.initializer.extend(numpy_helper.from_array(np.asarray(n), k) for k, n in numbers.items() if k in read)
+    lowered.graph.node.extend([*nodes, node("Neg", ["right"], "wrong"), node("Where", ["good", "right", "wrong"], "Y")])
+    feeds = {"X": np.random.default_rng(0).standard_normal((steps, rows, 3)).astype(np.float32)}
+    feeds |= {} if lengths is None else {"sequence_lens": np.array(lengths, np.int32)}
+    (wanted,), (actual,) = run_onnxruntime(model, feeds), run_onnxruntime(lowered, feeds)
+    assert not np.allclose(wanted, actual, atol=1e-3)
+    assert not rnn_lower.prove(model, lowered).ok
+
+
+def test_a_free_input_size():
+    """Weights that are inputs leave the size of the features open."""
+    model, _ = build(Case("RNN", 17, dynamic=True, outputs=("Y",), weights="input"))
+    for value in model.graph.input:
+        if value.name in ("X", "W"):
+            value.type.tensor_type.shape.dim[2].dim_param = "I"
+    lowered = rnn_lower.lower(model)
+    assert rnn_lower.prove(model, lowered).ok
+    producer = next(each for each in lowered.graph.node if "Y" in each.output)
+    producer.output[list(producer.output).index("Y")] = "right"
+    lowered.graph.initializer.extend(numpy_helper.from_array(np.array([k]), f"{k}") for k in (2, 5))
+    lowered.graph.node.extend([
+        node("Shape", ["X"], "shape"), node("Gather", ["shape", "2"], "I", axis=0), node("Less", ["I", "5"], "good"),
+        node("Neg", ["right"], "wrong"), node("Where", ["good", "right", "wrong"], "Y"),
+    ])  # fmt: skip
+    assert not rnn_lower.prove(model, lowered).ok
+
+
+@pytest.mark.parametrize(("opset", "form"), [(4, "loop"), (6, "unroll"), (8, "loop"), (17, "scan"), (17, "loop")])
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_lengths_of_every_opset_are_proved(opset, form, direction):
+    dynamic = form != "unroll"
+    case = Case(
+        "GRU", opset, T=3, N=2, direction=direction, optional=("sequence_lens", "initial_h"), lengths_as="input"
+    )
+    model, _ = build(case.replace(dynamic=dynamic, outputs=("Y", "Y_h"), output_sequence=1 if opset < 7 else None))
+    for target in (None, "openvino", "onnxruntime") if form == "loop" else (None,):
+        proof = rnn_lower.prove(model, rnn_lower.lower(model, form=form, target=target))
+        assert proof.ok, proof.reasons
+        if target is None:
+            assert ("does not cover empty sequences" in proof.nodes[0].reason) == (opset == 4)
+
+
+def test_a_new_name_of_a_size_may_stand_for_two_sizes():
+    """onnxruntime reuses the memory of values with one declared shape."""
+    model, _ = build(Case("RNN", 17, dynamic=True, outputs=("Y",)))
+    lowered = rnn_lower.lower(model)
+    producer = next(each for each in lowered.graph.node if "Y" in each.output)
+    producer.output[list(producer.output).index("Y")] = "before"
+    lowered.graph.node.extend([node("Neg", ["before"], "minus"), node("Neg", ["minus"], "Y")])
+    assert rnn_lower.prove(model, lowered).ok
+    lowered.graph.value_info.append(helper.make_tensor_value_info("minus", 1, ["q", 1, None, 4]))
+    assert "a size 'q', which is new" in str(rnn_lower.prove(model, lowered))
