@@ -52,6 +52,7 @@ def kit(tmp_path_factory) -> str:
 COMMANDS: dict[str, tuple[str, list[str], int]] = {
     "lower": ("lower", ["lower", SPOTTER, "-o", "OUT"], 0),
     "lower checked": ("lower", ["lower", DENOISER, "-o", "OUT", "--check", "--prove", "--runs", "1"], 0),
+    "lower folded": ("lower", ["lower", SPOTTER, "-o", "OUT", "--fold", "--prove"], 0),
     "lower as functions": ("lower", ["lower", SPOTTER, "-o", "OUT", "--as-function"], 0),
     "lower quietly": ("lower", ["lower", SPOTTER, "-o", "OUT", "-q"], 0),
     "lower, which differs": ("lower", ["lower", DENOISER, "-o", "OUT", "--check", "--rtol", "0", "--atol", "0"], 1),

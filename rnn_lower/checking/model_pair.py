@@ -16,7 +16,8 @@ from rnn_lower.checking.runners import ORT, REFERENCE, Run, open_onnxruntime, op
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.driver.plan import inlined_document, read_document
 from rnn_lower.errors import RnnLowerError, one_line
-from rnn_lower.ir.walk import opset_of, output_names, recurrent_nodes, with_bodies
+from rnn_lower.ir.traits import PARTIAL
+from rnn_lower.ir.walk import content_key, known_tensor, opset_of, output_names, recurrent_nodes, with_bodies
 from rnn_lower.lowering.node import OPERATORS, RecurrentNode
 from rnn_lower.modelio import files
 from rnn_lower.proving.model_inputs import required_inputs
@@ -28,9 +29,6 @@ from rnn_lower.transforms.fold import dead_nodes, is_folded
 
 Agree = Callable[[list[Any], list[Any]], bool]
 """Whether two lists of results are equal within the tolerance."""
-
-PARTIAL = ("Acos", "Acosh", "Asin", "Atanh", "Div", "Exp", "Log", "Pow", "Reciprocal", "ReduceLogSum", "Sqrt", "Tan")
-"""Operators that make NaN or infinity of some finite numbers."""
 
 INSTEAD = "use --prove, which needs no runtime"
 """The advice for models that onnxruntime cannot run."""
@@ -170,12 +168,14 @@ class ModelPair:
         return f"{text} (--inputs X.npz with {wanted})"
 
     def unproved(self, proof: Proof | None) -> list[int]:
-        """The nodes that are neither proved nor kept in an unchanged model, and that some inputs may reach."""
-        if proof is not None and proof.whole and proof.ok:
+        """The nodes that are neither proved nor known to be kept, and that some inputs may reach."""
+        if proof is not None and proof.steps and proof.ok:
             return []
         proved = set() if proof is None else {(node.path, node.outputs) for node in proof.nodes if node.ok}
-        kept = () if proof is not None and proof.changed else recurrent_nodes(self.lowered.model)
-        remaining = {name for node, _ in kept for name in _results(node)}
+        there = () if proof is not None and proof.changed else (node for node, _ in recurrent_nodes(self.lowered.model))
+        before = {_results(node.node): node.node for node in self.nodes} if proof is None else {}
+        kept = (node for node in there if proof is not None or _is_same(node, before.get(_results(node))))
+        remaining = {name for node in kept for name in _results(node)}
         indices = [
             index for index, node in enumerate(self.nodes)
             if node.outputs and not remaining & set(_results(node.node))
@@ -260,6 +260,17 @@ class ModelPair:
                 message += "; its Scan cannot run on an empty sequence; lower the model with"
                 message += " --form loop or --target onnxruntime"
             raise RnnLowerError(f"{_named(self._lowered_path)}{message}") from None
+
+
+def _is_same(node: ir.Node, other: ir.Node | None) -> bool:
+    """Whether two nodes read the same names and constants and have the same attributes."""
+    if other is None or ir.to_proto(node) != ir.to_proto(other):
+        return False
+    pairs = ((known_tensor(a), known_tensor(b)) for a, b in zip(node.inputs, other.inputs, strict=True))
+    return all(
+        a is b or (a is not None and b is not None and content_key(a.numpy()) == content_key(b.numpy()))
+        for a, b in pairs
+    )
 
 
 def _return_values(nodes: Mapping[str | None, RecurrentNode], model: onnx.ModelProto) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ from rnn_lower.transforms.inline import inlined
 
 ORT = f"onnxruntime {onnxruntime.__version__}"
 REFERENCE = "onnx.reference with rnn_lower.proving.reference"
+
+SECONDS = 600
+"""The time limit of one run, because a Loop may never end."""
 
 Run = Callable[[Feeds], list[Any]]
 Change = Callable[[onnx.ModelProto], object]
@@ -64,10 +68,32 @@ def open_onnxruntime(document: Document, path: str | None = None, change: Change
     def run(feeds: Feeds) -> list[Any]:
         passed = {f"{k}/float": v.astype(np.float32) if _is_bfloat16(v) else v for k, v in feeds.items()}
         passed = {name: value for name, value in {**feeds, **passed}.items() if name in names}
-        typed = itertools.zip_longest(session.run(None, passed), wanted)  # a change may have added outputs
+        typed = itertools.zip_longest(_limited_run(session, passed), wanted)  # a change may have added outputs
         return [r.astype(ml_dtypes.bfloat16) if dtype == onnx.TensorProto.BFLOAT16 else r for r, dtype in typed]
 
     return run
+
+
+def _limited_run(session: Any, feeds: Feeds) -> list[Any]:
+    """The outputs of a session. Raises RnnLowerError after SECONDS."""
+    options, ended = onnxruntime.RunOptions(), threading.Event()
+
+    def stop() -> None:
+        ended.set()
+        options.terminate = True
+
+    timer = threading.Timer(SECONDS, stop)
+    timer.daemon = True
+    timer.start()
+    try:
+        results: list[Any] = session.run(None, feeds, options)
+    except Exception:
+        if ended.is_set():
+            raise RnnLowerError(f"onnxruntime was stopped after {SECONDS} seconds") from None
+        raise
+    finally:
+        timer.cancel()
+    return results
 
 
 def _data_folder(model: onnx.ModelProto, folder: Path | None) -> Path:

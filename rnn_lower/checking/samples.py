@@ -41,6 +41,9 @@ LARGEST_DEFAULTS = 1 << 24
 GROWN = (16, 64, 256, 512, 576, 1024, 1536, 4000, 16000)
 """Sizes for the last free axis of inputs, if small ones do not work, such as frames and audio samples."""
 
+MOST_ELEMENTS = 1 << 30
+"""The most elements of a sampled input."""
+
 RANKS = (3, 2, 1, 4, 0)
 """Ranks for inputs that declare no shape."""
 
@@ -181,6 +184,10 @@ class _Draw:
         fixed = [samples.fixed.get((name, axis)) for axis in range(rank)]
         sizes = [samples.ties.find(symbol(value, axis)) if n is None else n for axis, n in enumerate(fixed)]
         shape = [self.size(size, axis == samples.grown.get(name)) for axis, size in enumerate(sizes)]
+        if math.prod(shape) > MOST_ELEMENTS:
+            raise RnnLowerError(
+                f"input '{name}' has {math.prod(shape)} elements, too many to sample; fix its sizes (--dim)"
+            )
         if name in samples.limits and (self.attempt % 2 == 0 or name in samples.direct):
             return self.lengths(name, shape).astype(value.dtype.numpy())
         choices: Sequence[int] | np.ndarray | None = (False, True) if value.dtype == ir.DataType.BOOL else None

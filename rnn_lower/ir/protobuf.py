@@ -120,6 +120,8 @@ def size_of(tensor: onnx.TensorProto) -> int | None:
     """The number of bytes for the shape and element type; None for strings. Raises RnnLowerError for unknown types."""
     if any(dim < 0 for dim in tensor.dims):
         raise RnnLowerError(f"tensor '{tensor.name}' has shape {list(tensor.dims)}; sizes must not be negative")
+    if math.prod(filter(None, tensor.dims)) >> 59:  # which no array has, even if another size is 0
+        raise RnnLowerError(f"tensor '{tensor.name}' has shape {list(tensor.dims)}, which is too large")
     try:
         dtype = ir.DataType(tensor.data_type)
         bits = None if dtype == ir.DataType.STRING else dtype.bitwidth
@@ -201,7 +203,7 @@ def locate(tensor: onnx.TensorProto, folder: Path) -> Place:
     wanted = size_of(tensor)
     if wanted is None:
         raise RnnLowerError(f"{text} contains strings, which external data cannot represent")
-    numbers = [entries.get("offset") or "0", entries.get("length") or str(wanted)]
+    numbers = [entries.get("offset", "0"), entries.get("length", str(wanted))]
     if not all(number.isascii() and number.isdecimal() for number in numbers):  # int() also reads "1_0" and " 1"
         raise RnnLowerError(f"{text}: the offset and the length of its external data must be non-negative integers")
     offset, length = map(int, numbers)

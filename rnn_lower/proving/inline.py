@@ -45,6 +45,8 @@ def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.
     for function in result.functions:  # the inliner adds value_info for the values that it moved
         del function.value_info[:]
         function.value_info.extend(text[function.domain, function.name])
+    prefixes = tuple(f"{domain}::{name}/" for domain, name in names)  # with which onnx_ir declares values of functions
+    protobuf.remove_if(result.graph.value_info, lambda info: info.name.startswith(prefixes))
     domains = {domain for domain, _ in names}
     for holder in (result, *result.functions):
         protobuf.remove_if(holder.opset_import, lambda entry: entry.domain in domains)

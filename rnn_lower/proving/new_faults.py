@@ -183,10 +183,18 @@ def _unknown_keys(model: onnx.ModelProto) -> set[str]:
     return {tensor.name for tensor in external if not {entry.key for entry in tensor.external_data} <= {*EXTERNAL_KEYS}}
 
 
+INFERRED = {
+    "Range": (0, 1, 2), "Reshape": (1,), "Resize": (2, 3), "Slice": (1, 2, 3, 4), "Split": (1,), "Upsample": (1,),
+}  # fmt: skip
+"""Operands of any type that runtimes read when they infer shapes."""
+
+
 def _external_sizes(model: onnx.ModelProto) -> set[str]:
-    """Few integers in a data file, where runtimes do not read them when they infer shapes."""
-    external = (t for t in protobuf.tensors(model) if t.data_type == onnx.TensorProto.INT64 and protobuf.is_external(t))
-    return {tensor.name for tensor in external if math.prod(tensor.dims) < FEW}
+    """Few integers, or operands of INFERRED, in a data file, which runtimes do not read when they infer shapes."""
+    few = [t for t in protobuf.tensors(model) if protobuf.is_external(t) and math.prod(t.dims) < FEW]
+    nodes = (node for holder in (protobuf.holders(model) if few else ()) for node in holder.node)
+    read = {name for node in nodes for k in INFERRED.get(node.op_type, ()) for name in node.input[k : k + 1]}
+    return {tensor.name for tensor in few if tensor.data_type == onnx.TensorProto.INT64 or tensor.name in read}
 
 
 def _escaping_files(document: Document) -> set[str]:

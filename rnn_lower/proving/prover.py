@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -36,9 +36,9 @@ from rnn_lower.proving.inline import CallError, without_made_calls
 from rnn_lower.proving.new_faults import new_faults
 from rnn_lower.proving.node_proof import Task, prove_node
 from rnn_lower.proving.program import read_by
-from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, NodeProof, Proof
-from rnn_lower.proving.rewriting import FOLDING, RAISING, Raise, Step, StepError, rewritings, rewritten
-from rnn_lower.proving.whole import prove_whole, raises
+from rnn_lower.proving.report import DIFFERENT, NodeProof, Proof
+from rnn_lower.proving.rewriting import FOLDING, RAISING, Raise, Step, StepError, rewritings
+from rnn_lower.proving.whole import prove_whole
 from rnn_lower.sandbox.resource_limits import one_child
 from rnn_lower.validation import check_numbers
 
@@ -76,9 +76,6 @@ def _prove(
         if best is None or _faults(proof) < _faults(best):
             best = proof
     assert best is not None
-    if raises(source.model, after.model):  # by hand, or by another tool
-        converted, _ = rewritten(source, after)
-        return _with_step(Proof(()), Step(RAISING, converted, after), points, seed, deadline)
     return best
 
 
@@ -87,24 +84,23 @@ def _faults(proof: Proof) -> int:
 
 
 def _with_step(proof: Proof, step: Step, points: int, seed: int, deadline: float) -> Proof:
-    """The proof of nodes with that of a step: the loops that the step replaced, or why it is not proved."""
+    """The proof of nodes with that of a step, and of the loops that it replaced."""
     is_raised = step.what == RAISING
     whole = prove_whole(step.before, step.after, points, seed, deadline, exact_sizes=is_raised)
     rows = tuple(node for node in whole.nodes if is_raised or node.op_type in LOOPS)
-    if not whole.ok and all(node.ok for node in rows):
-        verdict = next((node.verdict for node in whole.nodes if not node.ok), OUT_OF_SCOPE)
-        rows = (NodeProof(step.what, "step", "", verdict, reason="; ".join(whole.reasons)), *rows)
+    bound = max(0.0, whole.bound - sum(node.bound for node in rows))
+    steps = (dataclasses.replace(whole.steps[0], name=step.what, bound=bound), *proof.steps)
     changed = proof.changed
     if step.what != FOLDING:  # which may lose parts that compute nothing
         models = ((document.proto, document.folder) for document in (step.before, step.after))
         changed = (*changed, *model_diff.frame_changes(*models))
-    return Proof((*rows, *proof.nodes), changed, whole=True)
+    return Proof((*rows, *proof.nodes), changed, steps=steps)
 
 
 def _prove_nodes(before: Document, after: Document, points: int, seed: int, deadline: float) -> Proof:
     """The proof of each replaced node, and of everything else field by field."""
     changed = _changes_beside_nodes(before, after)
-    proofs, tasks, graphs = _tasks(before, after, deadline)
+    proofs, tasks, graphs = _tasks(before, after, deadline, may_vanish=not changed)
     changed += _assign_unread(graphs, tasks)
     proofs += [prove_node(task, points, seed) for task in tasks]
     return Proof(tuple(proofs), tuple(changed))
@@ -168,9 +164,12 @@ def _without_unread_weights(lowered: Document, original: Document) -> Document:
 
 
 def _tasks(
-    before: Document, after: Document, deadline: float
+    before: Document, after: Document, deadline: float, may_vanish: bool
 ) -> tuple[list[NodeProof], list[Task], list[tuple[Graph, Graph]]]:  # fmt: skip
-    """Verdicts for nodes whose outputs are missing, tasks for the other replaced nodes, and all pairs of graphs."""
+    """Verdicts for nodes whose outputs are missing, tasks for the other replaced nodes, and all pairs of graphs.
+
+    may_vanish: no other node has changed, so only recurrent nodes that ignore them read the missing outputs.
+    """
     missing, tasks = list[NodeProof](), list[Task]()
     paired = {old.graph: new for old, new in _pairs(before.model, after.model)}
     outputs = {
@@ -180,6 +179,8 @@ def _tasks(
     for node, scope in recurrent_nodes(before.model):
         there = paired.get(scope.graph)
         wanted = [out for out in node.outputs if out.name and (out.uses() or out.is_graph_output())]
+        if there is not None and may_vanish:
+            wanted = [out for out in wanted if out.is_graph_output() or out.name in names[there.graph]]
         replaced = [None if there is None else outputs[there.graph].get(out.name) for out in wanted]
         if not wanted or _is_unchanged(node, replaced):
             continue
@@ -203,34 +204,43 @@ def _assign_unread(graphs: Iterable[tuple[Graph, Graph]], tasks: list[Task]) -> 
 
     graphs: of the original and the lowered model. Nodes that the original has as well were emitted before.
     """
-    read = {node for task in tasks for node in _needed(task.replaced, task)[0]}
+    checked = [_needed(task.replaced, task)[0] for task in tasks]
+    done = set[ir.Node]().union(*checked)
     for original, graph in graphs:
         earlier = {output_names(node) for node in original if NODE_MARK in node.metadata_props}
-        for node in graph:
-            if NODE_MARK not in node.metadata_props or node in read or known_tensor(node.outputs[0]) is not None:
+        for node in reversed([*graph]):
+            if NODE_MARK not in node.metadata_props or node in done or known_tensor(node.outputs[0]) is not None:
                 continue
             if output_names(node) in earlier:  # the model diff compares it
                 continue
             own = (index for index, task in enumerate(tasks) if owner_of(task.replaced[0]) is node.graph)
-            fitting = next((index for index in own if not _needed(node.outputs, tasks[index])[1]), None)
+            needed = ((index, *_needed(node.outputs, tasks[index], checked[index])) for index in own)
+            fitting = next(((index, new) for index, new, reads_outside in needed if not reads_outside), None)
             if fitting is None:
                 yield (
                     f"node '{node.name or node.outputs[0].name}', which lowering added, does not belong to "
                     "any recurrent node"
                 )
             else:
-                task = tasks[fitting]
-                tasks[fitting] = dataclasses.replace(task, unread=[*task.unread, *node.outputs])
+                index, new = fitting
+                checked[index] |= new
+                done |= new
+                tasks[index] = dataclasses.replace(tasks[index], unread=[*tasks[index].unread, *node.outputs])
 
 
-def _needed(values: Iterable[ir.Value], task: Task) -> tuple[set[ir.Node], bool]:
-    """The emitted nodes that compute these values, and whether they read more than the inputs of the task."""
+def _needed(
+    values: Iterable[ir.Value], task: Task, known: Collection[ir.Node] = ()
+) -> tuple[set[ir.Node], bool]:  # fmt: skip
+    """The emitted nodes that compute these values, and whether they read more than the inputs of the task.
+
+    known: nodes that do not, and that are left out.
+    """
     nodes, reads_outside, inputs = set[ir.Node](), False, set(task.counterparts.values())
     waiting = list(values)
     while waiting:
         value = waiting.pop()
         node = value.producer()
-        if value in inputs or known_tensor(value) is not None or node in nodes:
+        if value in inputs or known_tensor(value) is not None or node in nodes or node in known:
             continue
         if node is None or NODE_MARK not in node.metadata_props:
             reads_outside = True

@@ -140,7 +140,7 @@ PROVED, DIFFERENT, OUT_OF_SCOPE = "proved", "not equal", "out of scope"
 
 @dataclasses.dataclass(frozen=True)
 class NodeProof:
-    """The result of the proof for one recurrent node of the original.
+    """The result of the proof for one recurrent node of the original, or for a step that rewrote the whole model.
 
     verdict: "proved", "not equal" or "out of scope".  evaluations: how often both sides were computed.
     bound: the probability that another function would have passed the proof; 1 if nothing is proved.
@@ -165,27 +165,27 @@ class NodeProof:
     def describe(self) -> str:
         """Return one line about this node."""
         graph = "" if self.path in ("", "main graph") else f" ({self.path})"
-        return f"{self.name}{graph}: {self.op_type}, {self.verdict}{f': {self.reason}' if self.reason else ''}"
+        what = ", ".join(filter(None, (self.op_type, self.verdict)))
+        return f"{self.name}{graph}: {what}{f': {self.reason}' if self.reason else ''}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Proof:
     """The result of a proof for two models: each replaced node, and the other differences between the files.
 
-    whole: whether the models were compared from inputs to outputs, because more than the recurrent nodes was rewritten.
-    If constants are folded, the original is compared with the folded model in this way, and the nodes are compared as
-    well.
+    steps: if more than the recurrent nodes was rewritten, such as folded constants, the comparisons of whole models
+    before and after each step. Their bounds exclude those of the loops, which are among the nodes.
     """
 
     nodes: tuple[NodeProof, ...]
     changed: tuple[str, ...] = ()
     counterexample: str = ""
-    whole: bool = False
+    steps: tuple[NodeProof, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether every replaced node is proved, and nothing else has changed."""
-        return not self.changed and all(node.ok for node in self.nodes)
+        """Whether every replaced node and every step is proved, and nothing else has changed."""
+        return not self.changed and all(each.ok for each in (*self.steps, *self.nodes))
 
     @property
     def proved(self) -> tuple[str, ...]:
@@ -203,12 +203,13 @@ class Proof:
     @property
     def reasons(self) -> tuple[str, ...]:
         """The reasons why the models are not proved equal, each once."""
-        return tuple(dict.fromkeys((*self.changed, *(node.reason for node in self.nodes if not node.ok))))
+        unproved = (each.reason for each in (*self.steps, *self.nodes) if not each.ok)
+        return tuple(dict.fromkeys((*self.changed, *unproved)))
 
     @property
     def bound(self) -> float:
         """The probability that a model with a different function would pass."""
-        return min(1.0, sum(node.bound for node in self.nodes))
+        return min(1.0, sum(each.bound for each in (*self.steps, *self.nodes)))
 
     kind: ClassVar[str] = "prove"
 
@@ -219,7 +220,7 @@ class Proof:
 
     def lines(self, verbose: bool = False) -> list[str]:
         """The lines before the verdict: each node that is not proved; if verbose, every node."""
-        lines = [node.describe() for node in self.nodes if verbose or not node.ok or node.reason]
+        lines = [each.describe() for each in (*self.steps, *self.nodes) if verbose or not each.ok or each.reason]
         shown = self.changed if verbose else self.changed[:MOST_CHANGES]
         lines += [f"unexpected change: {change}" for change in shown]
         if len(shown) < len(self.changed):
@@ -230,11 +231,11 @@ class Proof:
     def verdict(self) -> str:
         """The final line."""
         count = sum(node.ok for node in self.nodes)
-        rest = "the models as a whole compute the same function" if self.whole else "nothing else has changed"
+        rest = "the models as a whole compute the same function" if self.steps else "nothing else has changed"
+        chance = f"with a probability of error below {self.bound:.1g}"
         if self.ok and not self.nodes:
-            return f"no recurrent node was replaced, and {rest}"
+            return f"no recurrent node was replaced, and {rest}{f', {chance}' if self.steps else ''}"
         if self.ok:
-            chance = f"with a probability of error below {self.bound:.1g}"
             return f"proved: {number_of(count)}, {chance}, and {rest}"
         reason = ", but the models differ elsewhere" if count == len(self.nodes) and self.changed else ""
         return f"NOT PROVED: {count} of {number_of(len(self.nodes))} proved{reason}"

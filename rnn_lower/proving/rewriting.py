@@ -13,7 +13,7 @@ from rnn_lower.driver.legalize_rest import LEGALIZED, legalize_as
 from rnn_lower.driver.lower_pass import prepared
 from rnn_lower.driver.suggestions import unlogged
 from rnn_lower.errors import ConversionError, RnnLowerError
-from rnn_lower.ir.walk import count_nodes, nodes, opset_of, output_names
+from rnn_lower.ir.walk import count_nodes, nodes, opset_of, output_names, recurrent_nodes
 from rnn_lower.loops.model import MARK, describe, loops
 from rnn_lower.modelio.document import Document
 from rnn_lower.opset.convert import converted
@@ -75,9 +75,14 @@ def _plans(source: Document, lowered: Document) -> list[tuple[str, ...]]:
     plans += [(FOLDING,)] if folds else []
     if folds and gone:
         plans = [*unrolling, *plans] if unrolled else [*plans, *unrolling]
-    if gone - unrolled:
+    if gone - unrolled or _recurrent(lowered) - _recurrent(source):
         plans += [(RAISING, *plan) for plan in plans]
     return plans
+
+
+def _recurrent(document: Document) -> set[tuple[str, ...]]:
+    """The recurrent nodes, by their outputs."""
+    return {output_names(node) for node, _ in recurrent_nodes(document.model)}
 
 
 def _marks(document: Document, key: str) -> set[str]:
@@ -113,7 +118,7 @@ def rewritten(
         legal = result.copied()
         try:
             legalize_as(legal.model, lines)
-        except RnnLowerError as error:  # from a target that is gone
+        except RnnLowerError as error:  # from a target of another version
             raise StepError(f"the lowered model was legalized for a target, and this step fails now: {error}") from None
         legal = Document(legal.write_back(), legal.folder)
         steps.append(Step(LEGALIZATION, result, legal))

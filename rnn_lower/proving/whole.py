@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from rnn_lower.driver.plan import document_without_sequences
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import count_nodes, nodes, output_names, recurrent_nodes, subgraphs
+from rnn_lower.ir.walk import count_nodes, nodes, output_names, subgraphs
 from rnn_lower.loops.unrolling import LOOPS
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
@@ -58,11 +58,6 @@ INTEGER_DRAWS, LARGE_DRAWS, NUMBER_DRAWS = 12, 16, 8
 """The numbers of draws: of small integers and booleans for each set of sizes, of large integers, and per constant."""
 
 
-def raises(before: ir.Model, after: ir.Model) -> bool:
-    """Whether `after` has recurrent nodes that `before` lacks."""
-    return any(key[0] in OP_TYPES for key in _repeating(after) - _repeating(before))
-
-
 def _repeating(model: ir.Model) -> set[tuple[str, tuple[str, ...]]]:
     """The recurrent nodes and the loops, by operator and outputs."""
     loops = [node for node, _ in nodes(model) if node.domain in DEFAULT_DOMAINS and node.op_type in LOOPS]
@@ -82,14 +77,14 @@ def _is_read(value: ir.Value) -> bool:
 def prove_whole(
     before: Document, after: Document, points: int, seed: int, deadline: float, exact_sizes: bool = False
 ) -> Proof:
-    """Prove that two models of one opset compute the same outputs from the same inputs.
+    """The proof that two models of one opset compute the same outputs from the same inputs, as one step.
 
     exact_sizes: also try sizes beyond every number that a node counts to or compares with; out of scope if large.
     """
     documents = [Document(inlined(source.embedded())).in_order() for source in (before, after)]
     models = [document.model for document in documents]
-    if changed := [*_interface(*models)]:
-        return Proof((), tuple(changed), whole=True)
+    if changed := "; ".join(_interface(*models)):
+        return Proof((), steps=(NodeProof("models", "", "", DIFFERENT, reason=changed),))
     wrong = new_misdeclaration(*(document.outline for document in documents))
     verdict, reason, evaluations = DIFFERENT if wrong else OUT_OF_SCOPE, wrong, 0
     ways = [(True, False), (False, False)]
@@ -114,9 +109,12 @@ def prove_whole(
     bound = min(1.0, FAILURE * max(1, count_nodes(models[1].graph))) ** points if verdict == PROVED else 1.0
     rows = _rows(*models)
     share = bound / max(1, len(rows))
-    proofs = tuple(NodeProof(name, op, "", verdict, share, evaluations, reason, outs) for name, op, outs in rows)
-    unproved = (reason,) if not rows and verdict != PROVED else ()
-    return Proof(proofs, unproved, whole=True)
+    nodes = tuple(
+        NodeProof(name, op_type, "", verdict, share, evaluations, reason, outputs)
+        for name, op_type, outputs in rows
+    )  # fmt: skip
+    rest = bound if not rows or verdict != PROVED else 0.0
+    return Proof(nodes, steps=(NodeProof("models", "", "", verdict, rest, evaluations, reason),))
 
 
 def _rows(before: ir.Model, after: ir.Model) -> list[tuple[str, str, tuple[str, ...]]]:
@@ -154,7 +152,7 @@ class _Comparison:
 
     sources, documents: with their sequences of tensors for the comparison in floats, and without for the exact one.
     count: evaluations of both.  ran: sizes with which both ran.  undefined: sizes with which a result was
-    undefined.  outcomes: by comparison of input integers, those seen.  kept: inputs that always had their default.
+    undefined.  kept: inputs that always had their default.
     empty: outputs that were always empty.  hollow: values of nodes that were.
     untested: of each model, bodies that never ran.
     opaque: recurrent nodes are random functions of what they read.
@@ -174,14 +172,9 @@ class _Comparison:
         self.types = {str(v.name): (v.dtype or ir.DataType.FLOAT).numpy() for v in inputs}
         self.integers = [str(v.name) for v in inputs if v.dtype is not None and v.dtype.is_integer()]
         self.flows = [IntegerFlow(model) for model in self.models]
-        raised = {key[0] for key in _repeating(self.models[1]) - _repeating(self.models[0])} & {*OP_TYPES}
-        gone = _repeating(self.models[0]) - _repeating(self.models[1])
-        reading = (node for node, _ in recurrent_nodes(self.models[0]) if len(node.inputs) > 4 and node.inputs[4])
-        replaced = any((node.op_type, output_names(node)) in gone for node in reading)
-        self.lengths = exact_sizes or bool(raised) or replaced
         kinds = set().union(*map(types_of, self.documents))
         self.narrow = kinds if len(kinds) == 1 else set[ir.DataType]()
-        self.count, self.outcomes, self.ran = 0, dict[ir.Node, set[bool]](), list[Mapping[str, int]]()
+        self.count, self.ran = 0, list[Mapping[str, int]]()
         self.undefined: list[Mapping[str, int]] = []
         self.empty = {str(value.name) for value in self.models[0].graph.outputs if 0 not in (value.shape or ())}
         self.hollow = {value for model in self.models for value in _values(model) if value.name}
@@ -209,11 +202,6 @@ class _Comparison:
         self._check_untested()
         if self.kept:
             raise OutOfScopeError(f"both models run only with the default value of input '{min(self.kept)}'")
-        if left := self._one_sided():
-            raise OutOfScopeError(
-                f"{left[0].op_type} '{left[0].name}' had the same outcome in all trials, so the other "
-                "outcome is untested"
-            )
         return ""
 
     def _check_untested(self) -> None:
@@ -276,12 +264,6 @@ class _Comparison:
         """Sizes above 1 for which both models ran."""
         return [sizes for sizes in self.ran if all(size > 1 for size in sizes.values())]
 
-    def _seen(self) -> int:
-        return sum(map(len, self.outcomes.values()))
-
-    def _one_sided(self) -> list[ir.Node]:
-        return [node for node, seen in self.outcomes.items() if len(seen) == 1]
-
     def _trials(self) -> Iterator[Trial]:
         """Yield the inputs to try, in order."""
         model = self.models[0]
@@ -301,19 +283,13 @@ class _Comparison:
         for draw in range(LARGE_DRAWS if self.integers else 0):
             yield Trial(0, next(iter(self._usual_sizes()), cases[0]), draw, large=True)
         comparing = [node for node, _ in nodes(model) if node.op_type in COMPARISONS]
-        comparing = self._one_sided() if self.count else comparing
-        compared = sorted(set(compared_numbers(comparing)))[:TRIED_NUMBERS]
-        for number, name, draw in itertools.product(compared, self.integers, range(NUMBER_DRAWS)):
+        numbers = sorted(set(compared_numbers(comparing)))[:TRIED_NUMBERS]
+        for number, name, draw in itertools.product(numbers, self.integers, range(NUMBER_DRAWS)):
+            if self.count and not self.untested[1]:
+                return
             others = [case for case in (*cases, *longer) if draw == 0 and case not in self.ran]
-            is_new = False
             for index, case in enumerate((*self.ran, *others)):
-                if index == 0 and self.count and not self._one_sided():
-                    break
-                count, seen = self.count, self._seen()
                 yield Trial(len(cases) + index, case, draw, {name: number})
-                is_new |= self._seen() > seen
-                if self.count > count and not is_new:
-                    break
 
     def _drawn(self, trial: Trial, field: Field) -> tuple[dict[str, Array], dict[str, Array]]:
         """All inputs of a trial, and those of them that override a default."""
@@ -328,7 +304,7 @@ class _Comparison:
     def _evaluator(self, document: Document, flow: IntegerFlow, field: Field, trial: Trial) -> WholeEvaluator:
         """The evaluator of one model for a trial."""
         evaluator = WholeEvaluator(field, document, self.folded, self.limits, self.deadline, flow)
-        evaluator.narrow, evaluator.lengths, evaluator.large = self.narrow, self.lengths, trial.large
+        evaluator.narrow = self.narrow
         evaluator.opaque = self.opaque
         evaluator.trusted = None if document is self.documents[0] else self.declared
         if trial.large:
@@ -364,8 +340,6 @@ class _Comparison:
             for parts in self.untested:
                 parts.difference_update(evaluator.executed)
             self.hollow -= evaluator.filled
-            for node, seen in evaluator.outcomes.items():
-                self.outcomes.setdefault(node, set()).update(seen)
         self.count += 1
         if trial.sizes not in self.ran:
             self.ran.append(trial.sizes)

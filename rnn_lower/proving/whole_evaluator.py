@@ -1,8 +1,7 @@
 """Evaluating a whole model on known numbers and, for everything else, on field elements.
 
 An operator without an equation is a random function of its attributes and operands. Two models that agree then agree
-whatever the operator computes, provided that both apply it to the same operands. Input integers cannot all be tried, so
-the evaluator records what they decide.
+whatever the operator computes, provided that both apply it to the same operands.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.traits import DATA_MOVEMENT, ELEMENTWISE, RANDOM
+from rnn_lower.ir.traits import DATA_MOVEMENT, RANDOM
 from rnn_lower.ir.walk import subgraphs
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
@@ -47,18 +46,6 @@ COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 COMPARE = (*COMPARISONS, "Clip", "Max", "Min", "Mod", "Pow")
 """Operators whose behavior changes at a certain number."""
 
-BENDS = (*COMPARE, "Abs", "Ceil", "Elu", "Floor", "HardSigmoid", "LeakyRelu", "PRelu", "Relu", "Round", "Sign")
-"""Operators that are not smooth: their behavior depends on an integer."""
-
-TABLES = ("Gather", "GatherElements", "GatherND")
-"""Operators that look up rows of their first input by index."""
-
-SIZES = ("Shape", "Size")
-"""Operators that read only the shape of their input."""
-
-LAWFUL = ("ConstantOfShape", "CumSum", "Gemm", "MatMul", "Range", "ReduceMax", "ReduceSum", "Shape", "Size")
-"""Operators that obey the same law for all integers, so that random integers distinguish two graphs of them."""
-
 
 class NotRunError(OutOfScopeError):
     """An operator does not run on these numbers, for example a Squeeze of a size that is not 1."""
@@ -67,12 +54,11 @@ class NotRunError(OutOfScopeError):
 class WholeEvaluator(ModelInterpreter):
     """Evaluate a whole model: known numbers as floats, an operator without an equation as a random function.
 
-    outcomes: by node that makes booleans from input integers, or branches on them, the values seen.  flow: the values
-    that depend on input integers.  lengths: recurrent nodes may read lengths in place of comparisons.  large: input
-    integers are large.  opaque: recurrent nodes are random functions, too.  filled: the values that were not empty.
+    flow: the values that depend on input integers.  opaque: recurrent nodes are random functions, too.  filled: the
+    values that were not empty.
     """
 
-    lengths = large = opaque = False
+    opaque = False
 
     def __init__(
         self, field: Field, document: Document, folded: bool, limits: Collection[float], deadline: float,
@@ -81,9 +67,7 @@ class WholeEvaluator(ModelInterpreter):
         super().__init__(field, document, folded, limits, deadline)
         self._floats: dict[int, tuple[Array, np.ndarray]] = {}
         self._flow = flow
-        self._tables: dict[ir.Node, str] = {}
         self._symbols: dict[int, set[str]] = {}
-        self.outcomes: dict[ir.Node, set[bool]] = {}
         self.filled: set[ir.Value] = set()
 
     def outputs(self, feeds: Mapping[str, Array]) -> list[Array]:
@@ -141,12 +125,6 @@ class WholeEvaluator(ModelInterpreter):
         self._use(results)  # stacking them would lose their symbols
         return results
 
-    def _if(self, node: ir.Node) -> list[Array]:
-        condition = self._operands(node)[0]
-        if node.inputs[0] in self._flow.elements and condition is not None and condition.dtype == np.bool_:
-            self.outcomes.setdefault(node, set()).add(bool(condition.all()))
-        return super()._if(node)
-
     def _results(self, node: ir.Node) -> Sequence[Array]:
         own = node.domain in DEFAULT_DOMAINS
         if own and node.op_type in RANDOM:
@@ -165,10 +143,7 @@ class WholeEvaluator(ModelInterpreter):
             return super()._results(node)
         if self._divisor_of(operands):
             return super()._results(node)
-        results = self._applied(node, operands, own)
-        if own:
-            self._watch(node, operands, results[0])
-        return results
+        return self._applied(node, operands, own)
 
     def _applied(self, node: ir.Node, operands: Sequence[Array | None], own: bool) -> Sequence[Array]:
         """Return the results of an operator without bodies."""
@@ -192,86 +167,6 @@ class WholeEvaluator(ModelInterpreter):
             if own and node.op_type in MOVES:
                 raise (NotRunError if isinstance(error, WrongError) else OutOfScopeError)(str(error)) from None
         return self._unknown(node, operands)
-
-    def _watch(self, node: ir.Node, operands: Sequence[Array | None], result: Array) -> None:
-        """Record outcomes that input integers decide at a node, and, as symbols, uses that both models must have."""
-        op, flows = node.op_type, [value in self._flow.elements for value in node.inputs]
-        if op == "Slice":
-            self._watch_bounds(node, operands, flows)
-        if not any(flows) or not _is_read(node):
-            return
-        pairs = [(array, flow) for array, flow in zip(operands, flows, strict=True) if array is not None]
-        is_hard = all(self._is_hard(array) for array, flow in pairs if flow)
-        if self.large and self.lengths and op in BENDS and not is_hard:
-            raise OutOfScopeError(f"the sign of integers in {op} '{node.name}' is unknown, because they are too large")
-        if result.dtype == np.bool_ and op not in MOVES:
-            self.outcomes.setdefault(node, set()).update(map(bool, np.unique(result)))
-        if self.lengths and op in (*COMPARISONS, "And", "Not", "Or", "Where"):
-            return
-        if self._is_lawful(node, flows):
-            if is_hard and op not in MOVES and not self.lengths and all(array.any() for array, flow in pairs if flow):
-                self._watch_constants(array for array, flow in pairs if not flow)
-        elif op in ELEMENTWISE:
-            is_whole = all(array.dtype != np.uint64 for array, _ in pairs)
-            if is_whole or (is_hard and op in BENDS and not self.lengths):
-                self._watch_elements(node, pairs)
-        elif op == "Gather":
-            if flows[1]:
-                table = self._table(node, pairs[0][0])
-                self.field.symbols |= {f"Gather of row {row} ({table})" for row in np.unique(pairs[1][0])}
-        elif is_hard:
-            self.field.symbols.add(f"{op} of integers ({_digest(attributes_key(node), [array for array, _ in pairs])})")
-
-    def _table(self, node: ir.Node, array: Array) -> str:
-        """The digest of the table of a Gather; that of a constant is computed once, not at each step."""
-        value = node.inputs[0]
-        if value not in self._constants:
-            return _digest(attributes_key(node), [array])
-        if node not in self._tables:
-            self._tables[node] = _digest(attributes_key(node), [array])
-        return self._tables[node]
-
-    def _watch_constants(self, arrays: Iterable[Array]) -> None:
-        """Record constants whose elements integers select: some may never be selected."""
-        for array in arrays:
-            numbers = np.unique(array)
-            if numbers.size > 1 and self._number(array) is not None:
-                self.field.symbols.add(
-                    f"a constant table that is indexed by computed integers ({_digest('', [numbers])})"
-                )
-
-    def _watch_elements(self, node: ir.Node, pairs: Sequence[tuple[Array, bool]]) -> None:
-        """Record the integers beyond -1, 0 and 1 that an elementwise operator is applied to."""
-        arrays = np.broadcast_arrays(*(array for array, _ in pairs))
-        beyond = np.zeros(arrays[0].shape, bool)
-        for array, (_, flow) in zip(arrays, pairs, strict=True):
-            if flow:
-                beyond |= np.abs(self.field.signed(array) if array.dtype == np.uint64 else array.astype(np.int64)) > 1
-        rows = np.stack([array[beyond].astype(np.int64) for array in arrays], axis=-1)
-        kind = f"{node.op_type} {attributes_key(node)}"
-        self.field.symbols |= {f"{kind} of {row}" for row in map(tuple, np.unique(rows, axis=0).tolist())}
-
-    def _is_hard(self, array: Array | None) -> bool:
-        """Whether an array contains integers, booleans, or floats that represent integers."""
-        return array is None or array.dtype != np.uint64 or self.field.small(array) is not None
-
-    def _watch_bounds(self, node: ir.Node, operands: Sequence[Array | None], flows: Sequence[bool]) -> None:
-        """Record constant bounds of a Slice beyond the sizes of its operand, as symbols."""
-        most = max(operands[0].shape, default=0) if operands[0] is not None else 0
-        named = [np.array(node.attributes[name].as_ints()) for name in ("starts", "ends") if name in node.attributes]
-        constants = [a for a, flow in zip(operands[1:3], flows[1:3], strict=True) if a is not None and not flow]
-        bounds = {abs(int(bound)) for numbers in (*named, *constants) for bound in numbers.ravel()}
-        self.field.symbols |= {f"Slice to {bound}" for bound in bounds if most < bound < 2**31 - 1}
-
-    def _is_lawful(self, node: ir.Node, flows: Sequence[bool]) -> bool:
-        """Whether a node obeys the same law for all integers that are drawn."""
-        if node.op_type in MOVES:
-            return node.op_type not in (*TABLES, "Slice") or not any(flows[1:])
-        if node.op_type in LAWFUL:
-            return True
-        dtype = self._document.dtype_of(node.outputs[0])
-        is_wide = dtype is not None and (dtype.is_floating_point() or dtype in (ir.DataType.INT32, ir.DataType.INT64))
-        return is_wide and node.op_type in (*RINGS, *CASTS)
 
     def _is_whole(self, value: ir.Value | None, operand: Array | None) -> bool:
         """Whether integers were computed from floats: they are field elements, without integer division or order."""
@@ -347,13 +242,6 @@ class WholeEvaluator(ModelInterpreter):
         if any(shape is None or None in shape for shape in shapes):
             raise OutOfScopeError(f"the output shape of {node.op_type} '{node.name}' is unknown")
         return [tuple(size for size in shape or () if size is not None) for shape in shapes]
-
-
-def _is_read(node: ir.Node) -> bool:
-    """Whether anything reads more than the shapes of the results of a node."""
-    return any(
-        value.is_graph_output() or any(user.op_type not in SIZES for user, _ in value.uses()) for value in node.outputs
-    )
 
 
 def _digest(text: str, arrays: Iterable[Array | None]) -> str:

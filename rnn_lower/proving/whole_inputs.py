@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -13,7 +14,7 @@ from rnn_lower.ir.walk import Scope, constant, nodes
 from rnn_lower.proving.call import OutOfScopeError
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.model_inputs import required_inputs, symbol
-from rnn_lower.proving.whole_evaluator import COMPARE, TABLES
+from rnn_lower.proving.whole_evaluator import COMPARE
 from rnn_lower.transforms.evaluate import computed_constants
 
 SIZES = (3, 1, 2, 4, 7, 13, 0)
@@ -24,6 +25,9 @@ LONG_SIZES = (64, 640)
 
 SHAPES = ("Concat", "ConstantOfShape", "Expand", "Reshape", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze")
 
+TABLES = ("Gather", "GatherElements", "GatherND")
+"""Operators that look up rows of their first input by index."""
+
 MOST_COUNTED = 2000
 """The largest constant beyond which sizes are tried. A graph may change its behaviour at any integer that an operator
 reads, except the operators of SHAPES, and at any float that one of COMPARE reads."""
@@ -33,6 +37,9 @@ FEW_COUNTED, FEW_LIMITS = 256, 4
 
 ANY_COUNT, MOST_LIMITS = 67, 12
 """A size to try because a float may count, too, and the number of large constants beyond which sizes are tried."""
+
+MOST_ELEMENTS = 1 << 28
+"""The most elements of an input."""
 
 INTEGERS = 4
 """The exclusive upper bound of small integers, which is below the sizes of most models."""
@@ -174,6 +181,10 @@ def draw_inputs(
                 f"input '{value.name}' declares no {'shape' if value.shape is None else 'element type'}"
             )
         shape = _sized(value, sizes)
+        if math.prod(shape) > MOST_ELEMENTS:
+            raise OutOfScopeError(
+                f"input '{value.name}' has {math.prod(shape)} elements, the proof at most {MOST_ELEMENTS}"
+            )
         if value.dtype.is_floating_point():
             feeds[str(value.name)] = field.random(shape)
         elif value.dtype == ir.DataType.BOOL:

@@ -24,7 +24,6 @@ from rnn_lower.lowering.node import Dim
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import Dims
 from rnn_lower.proving.equations import OUTPUTS
-from rnn_lower.proving.report import PROVED
 from rnn_lower.proving.whole import prove_whole
 from rnn_lower.raising import proposals
 from rnn_lower.raising.algebra import NoGuessError
@@ -394,9 +393,9 @@ def _proved(
         if pair is None:
             continue
         proof = prove_whole(*pair, points=2, seed=1, deadline=deadline, exact_sizes=True)
-        if proof.nodes and all(node.verdict == PROVED for node in proof.nodes):
+        if proof.nodes and proof.ok:
             return proof.bound, ""
-        why = proof.nodes[0].reason if proof.nodes else "; ".join(proof.changed)
+        why = "; ".join(proof.reasons)
     return None, f"it may be equivalent to {proposal.op_type}, but the proof failed: {why}"
 
 

@@ -249,7 +249,7 @@ def test_a_target_of_static_sizes_needs_no_option_for_them(kind, tmp_path):
     assert not {"Shape", "ConstantOfShape"} & {node.op_type for node in lowered.graph.node}
     assert rnn_lower.lint(lowered, "tidl").ok
     proof = rnn_lower.prove(model, lowered)
-    assert (proof.ok, proof.whole, len(proof.nodes)) == (True, True, 1)
+    assert (proof.ok, bool(proof.steps), len(proof.nodes)) == (True, True, 1)
     assert rnn_lower.check(model, lowered).ok
     kept = rnn_lower.lower(model, target="rknn", dims=sizes)  # of any sizes
     assert {"Shape", "ConstantOfShape"} < {node.op_type for node in kept.graph.node}
@@ -276,7 +276,7 @@ def test_a_folded_model_that_computes_something_else_is_not_proved(changed):
     options = {"select": lambda node: False} if changed == "nothing replaced" else {}
     lowered = rnn_lower.lower(model, fold=True, dims={"batch": 1}, **options)
     assert rnn_lower.prove(model, lowered).ok
-    assert rnn_lower.prove(model, lowered).whole
+    assert rnn_lower.prove(model, lowered).steps
     largest = max(lowered.graph.initializer, key=lambda tensor: len(tensor.raw_data))
     tensor = largest if changed == "weight" else next(t for t in lowered.graph.initializer if t.name == "shift")
     tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) + np.float32(0.25), tensor.name))
@@ -327,7 +327,7 @@ def test_each_constant_of_a_folded_lowering_counts():
     model.graph.node.insert(0, helper.make_node("Reshape", ["X", "sizes"], ["X2"]))
     model.graph.node.insert(0, helper.make_node("Shape", ["X"], ["sizes"]))
     lowered = rnn_lower.lower(model, target="opencv@4")
-    assert rnn_lower.prove(model, lowered).whole
+    assert rnn_lower.prove(model, lowered).steps
     assert rnn_lower.prove(model, lowered).ok
     changed = 0
     for index, tensor in enumerate(lowered.graph.initializer):
@@ -631,7 +631,7 @@ def test_a_step_that_cannot_be_proved_is_no_change():
     proof = rnn_lower.prove(model, rnn_lower.lower(model, fold=True))
     assert not proof.ok
     assert not proof.changed
-    assert [(node.name, node.verdict) for node in proof.nodes] == [
+    assert [(each.name, each.verdict) for each in (*proof.steps, *proof.nodes)] == [
         ("constant folding", "out of scope"), ("node", "proved"),
     ]  # fmt: skip
 
@@ -654,3 +654,84 @@ def test_numbers_of_which_only_the_shape_is_read_are_no_difference():
     folded = rnn_lower.lower(model, fold=True)
     assert len(folded.graph.node) < len(model.graph.node) - 2
     assert rnn_lower.prove(model, folded).ok
+
+
+def test_a_proof_counts_the_chance_of_error_of_each_step():
+    model, _ = build(Case("GRU", 17, dynamic=True, outputs=("Y",)))
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(2), "two"))
+    model.graph.node.extend(
+        [helper.make_node("Neg", ["two"], ["minus"]), helper.make_node("Mul", ["Y", "minus"], ["Z"])]
+    )
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("Z", TensorProto.FLOAT, None))
+    proof = rnn_lower.prove(model, rnn_lower.lower(model, fold=True))
+    assert proof.ok
+    assert [step.name for step in proof.steps] == ["constant folding"]
+    assert proof.bound == pytest.approx(proof.steps[0].bound + proof.nodes[0].bound)
+    assert proof.steps[0].bound > proof.nodes[0].bound > 0
+
+
+@pytest.mark.parametrize(
+    ("node", "operands"),
+    [
+        ("Pow", {"base": np.array(3), "exponent": np.array(37)}),
+        ("ReduceProd", {"numbers": np.full(70, 3)}),
+        ("Pad", {"one": np.ones(1, np.float32), "pads": np.array([2, -2]), "fill": np.float32(1)}),
+    ],
+)
+def test_constants_that_the_evaluator_of_onnx_computes_otherwise(node, operands):
+    """onnxruntime computes powers of integers in double, products without wrapping, and removes added elements."""
+    model, feeds = build(Case("RNN", 17, outputs=("Y",)))
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in operands.items())
+    model.graph.node.extend([
+        helper.make_node(node, [*operands], ["result"], **({"keepdims": 0} if node == "ReduceProd" else {})),
+        helper.make_node("Cast", ["result"], ["number"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceSum", ["number"], ["sum"], keepdims=0), helper.make_node("Div", ["Y", "sum"], ["Z"]),
+    ])  # fmt: skip
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("Z", TensorProto.FLOAT, None))
+    lowered = rnn_lower.lower(model, fold=True)
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+    assert rnn_lower.prove(model, lowered).ok
+
+
+SIZES = {
+    "a dilated pool with padding": ("MaxPool", {"kernel_shape": [3], "strides": [2], "dilations": [2], "auto_pad": "SAME_LOWER"}, 8),
+    "a pool that rounds up": ("AveragePool", {"kernel_shape": [1], "strides": [4], "ceil_mode": 1}, 11),
+    "a pool that rounds up well": ("AveragePool", {"kernel_shape": [2], "strides": [2], "ceil_mode": 1}, 8),
+    "a Resize": ("Resize", {"mode": "nearest"}, 20),
+    "an Upsample": ("Upsample", {}, 24),
+    "a ConvTranspose of a given size": ("ConvTranspose", {"output_shape": [12], "strides": [2]}, 6),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("fold", [False, True])
+def test_sizes_that_inference_finds_and_runtimes_do_not(name, fold):
+    op, attributes, steps = SIZES[name]
+    opset = 9 if op == "Upsample" else 18
+    model, _ = build(Case("GRU", opset, T=1, N=2, I=3, outputs=("Y",)))
+    tensors = {"scales": np.float32([1, 1, 0.7 if op == "Resize" else 7 / 3])} if op in ("Resize", "Upsample") else {}
+    inputs = ["x", "", "scales"] if op == "Resize" else ["x", *tensors]
+    if op == "ConvTranspose":
+        tensors, inputs = {"kernel": np.ones((3, 3, 2), np.float32)}, ["x", "kernel"]
+    model.graph.initializer.extend(numpy_helper.from_array(array, key) for key, array in tensors.items())
+    model.graph.node[0].input[0] = "frames"
+    for index, each in enumerate([
+        helper.make_node(op, inputs, ["sized"], **attributes),
+        helper.make_node("Transpose", ["sized"], ["frames"], perm=[2, 0, 1]),
+    ]):  # fmt: skip
+        model.graph.node.insert(index, each)
+    model.graph.node.extend([
+        helper.make_node("Shape", ["Y"], ["sizes"]), helper.make_node("Cast", ["sizes"], ["numbers"], to=TensorProto.FLOAT),
+    ])  # fmt: skip
+    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3, steps]))
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("Y", TensorProto.FLOAT, None))
+    model.graph.output.append(helper.make_tensor_value_info("numbers", TensorProto.FLOAT, [4]))
+    feeds = {"x": np.random.default_rng(0).standard_normal((2, 3, steps)).astype(np.float32)}
+    lowered = rnn_lower.lower(model, fold=fold)  # onnxruntime folds the Shape that a Loop needs to the wrong number
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+    assert fold or rnn_lower.prove(model, lowered).ok
+    if name == "a pool that rounds up well":
+        rnn_lower.lower(model, form="unroll", fold=fold)
+    else:
+        with pytest.raises(rnn_lower.UnsupportedError, match="sequence length of this node is unknown"):
+            rnn_lower.lower(model, form="unroll", fold=fold)

@@ -129,3 +129,22 @@ def test_a_version_that_was_stamped_on_a_node_is_an_opset():
     (node,) = rnn_lower.inspect(model)
     assert node.version == 14
     assert not remaining(ir.to_proto(rnn_lower.lower(model)))
+
+
+@pytest.mark.parametrize("options", [{}, {"as_function": True}, {"form": "unroll"}])
+def test_what_a_pass_made_is_proved_from_a_file(options, tmp_path):
+    """onnx_ir declares the values of functions in the main graph."""
+    model, _ = build(Case("LSTM", 17, T=3, N=2, optional=("B",)))
+    result = rnn_lower.LowerRecurrentPass(**options)(ir.from_proto(model))
+    assert result.modified
+    ir.save(result.model, tmp_path / "lowered.onnx")
+    assert rnn_lower.prove(model, str(tmp_path / "lowered.onnx")).ok
+
+
+def test_a_pass_tells_that_it_legalized_other_nodes():
+    model, _ = build(Case("LSTM", 17, T=3, N=2, outputs=("Y",)))
+    model.graph.node[0].op_type = "Softplus"
+    del model.graph.node[0].input[1:], model.graph.node[0].attribute[:], model.graph.initializer[:]
+    for target, modified in (("onnx2torch", True), ("onnxruntime", False)):
+        result = rnn_lower.LowerRecurrentPass(target=target, legalize_all=True)(ir.from_proto(model))
+        assert result.modified == modified

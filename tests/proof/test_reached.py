@@ -12,6 +12,7 @@ from onenode import Case, build
 from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
+from rnn_lower.ir.protobuf import holders
 
 T, N, I, H = 3, 2, 2, 2
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -143,6 +144,14 @@ def test_what_did_not_run_is_a_verdict_of_its_own():
     assert "NOTHING COMPARED for 1 node without a proof" in report.verdict
     kept = rnn_lower.lower(model, select=lambda node: node.name != "silent")
     assert check_by_running(model, kept).unreached == (), "what was left as it is cannot be wrong"
+
+
+def test_a_kept_node_with_other_weights_must_run():
+    model = never()
+    kept = rnn_lower.lower(model, select=lambda node: node.name != "silent")
+    (silent,) = (node for holder in holders(kept) for node in holder.node if node.name == "silent")
+    silent.attribute.append(helper.make_attribute("activations", ["Relu"]))
+    assert len(check_by_running(model, kept).unreached) == 1
 
 
 def test_given_inputs_are_not_all_that_is_tried(tmp_path):

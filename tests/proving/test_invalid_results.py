@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
-from judge import proved_as_wholes, run_onnxruntime
+from judge import marked, proved_as_wholes, run_onnxruntime
 from onenode import Case, build
 from onnx import TensorProto, helper, numpy_helper
 
@@ -192,3 +192,111 @@ def test_an_input_of_another_rank(shape, dynamic):
     assert not rnn_lower.prove(model, lowered)
     with pytest.raises(rnn_lower.RnnLowerError, match="the models have different inputs: 'X' is float"):
         rnn_lower.check(model, lowered)
+
+
+def lowered_rnn(**options: object) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+    model, _ = build(Case("RNN", 17, T=3, N=2, outputs=("Y",)))
+    return model, rnn_lower.lower(model, **options)
+
+
+@pytest.mark.parametrize("key", ["length", "offset"])
+def test_an_empty_number_in_external_data(tmp_path, key):
+    model, lowered = lowered_rnn()
+    onnx.save(lowered, tmp_path / "b.onnx", save_as_external_data=True, location="b.data", size_threshold=0)
+    changed = onnx.load(tmp_path / "b.onnx", load_external_data=False)
+    entries = [entry for tensor in changed.graph.initializer for entry in tensor.external_data if entry.key == key]
+    for entry in entries[:1]:
+        entry.value = ""
+    (tmp_path / "b.onnx").write_bytes(changed.SerializeToString())
+    with pytest.raises(rnn_lower.RnnLowerError, match="must be non-negative integers"):
+        rnn_lower.prove(model, str(tmp_path / "b.onnx"))
+
+
+def test_bounds_of_32_bits_in_a_data_file(tmp_path):
+    """onnxruntime infers the shape of a Slice from its bounds, whatever their type."""
+    model, lowered = lowered_rnn()
+    producer = next(node for node in lowered.graph.node if "Y" in node.output)
+    producer.output[list(producer.output).index("Y")] = "before"
+    bounds = {"first": 0, "end": 3, "axis": 0}
+    lowered.graph.initializer.extend(numpy_helper.from_array(np.array([n], np.int32), k) for k, n in bounds.items())
+    lowered.graph.node.append(marked("Slice", ["before", *bounds], ["Y"]))
+    assert rnn_lower.prove(model, lowered).ok
+    onnx.save(lowered, tmp_path / "b.onnx", save_as_external_data=True, location="b.data", size_threshold=0)
+    assert not rnn_lower.prove(model, str(tmp_path / "b.onnx")).ok
+
+
+def test_a_shape_that_no_array_has():
+    model, lowered = lowered_rnn()
+    lowered.graph.initializer.append(TensorProto(name="huge", data_type=1, dims=[1 << 40, 1 << 40, 0], raw_data=b""))
+    lowered.graph.node.append(marked("Neg", ["huge"], ["unread"]))
+    with pytest.raises(rnn_lower.RnnLowerError, match="which is too large"):
+        rnn_lower.prove(model, lowered)
+
+
+@pytest.mark.parametrize("op", ["ConstantOfShape", "Range", "Tile"])
+def test_a_constant_that_is_too_large_is_not_computed(op):
+    model, lowered = lowered_rnn()
+    tensors = {
+        "ConstantOfShape": [np.array([1 << 34])], "Range": [np.array(0), np.array(1 << 34), np.array(1)],
+        "Tile": [np.zeros(1 << 10, np.float32), np.array([1 << 24])],
+    }[op]  # fmt: skip
+    lowered.graph.initializer.extend(numpy_helper.from_array(array, f"c{k}") for k, array in enumerate(tensors))
+    lowered.graph.node.append(marked(op, [f"c{k}" for k in range(len(tensors))], ["unread"]))
+    assert "elements, the limit of the proof" in str(rnn_lower.prove(model, lowered))
+
+
+def test_a_loop_returns_no_number_of_its_step():
+    """onnxruntime counts in place, so that all steps return the last number."""
+    model, lowered = lowered_rnn()
+    producer = next(node for node in lowered.graph.node if "Y" in node.output)
+    producer.output[list(producer.output).index("Y")] = "before"
+    flag = [helper.make_tensor_value_info(name, TensorProto.BOOL, []) for name in ("go", "on")]
+    index = helper.make_tensor_value_info("index", TensorProto.INT64, [])
+    body = helper.make_graph([marked("Identity", ["go"], ["on"])], "body", [index, flag[0]], [flag[1], index])
+    lowered.graph.initializer.extend([
+        numpy_helper.from_array(np.array(3), "three"), numpy_helper.from_array(np.array(True), "yes"),
+        numpy_helper.from_array(np.array([1, 1, 1]), "ones"), numpy_helper.from_array(np.array([3, 1, 1, 1]), "shape"),
+    ])  # fmt: skip
+    lowered.graph.node.extend([
+        marked("Loop", ["three", "yes"], ["steps"], body=body), marked("Less", ["steps", "three"], ["row"]),
+        marked("Reshape", ["row", "shape"], ["good"]), marked("Neg", ["before"], ["wrong"]),
+        marked("Where", ["good", "before", "wrong"], ["Y"]),
+    ])  # fmt: skip
+    feeds = {"X": np.random.default_rng(0).standard_normal((3, 2, 3)).astype(np.float32)}
+    (wanted,), (actual,) = run_onnxruntime(model, feeds), run_onnxruntime(lowered, feeds)
+    assert not np.allclose(wanted, actual, atol=1e-3)
+    assert not rnn_lower.prove(model, lowered).ok
+
+
+@pytest.mark.parametrize("options", [{}, {"form": "unroll"}, {"target": "onnxruntime"}, {"fold": True}])
+def test_a_node_that_nobody_reads_after_lowering_is_gone(options):
+    """Constant lengths of 0 make the result of the second node a constant."""
+    model, _ = build(Case("RNN", 17, T=2, N=2, I=4, H=4, outputs=("Y",)))
+    second = copy.deepcopy(model.graph.node[0])
+    model.graph.initializer.extend([
+        numpy_helper.from_array(np.array([1]), "axis"), numpy_helper.from_array(np.zeros(2, np.int32), "lengths"),
+    ])  # fmt: skip
+    second.name, second.input[0], second.output[:] = "second", "S", ["Z"]
+    second.input.extend([""] * (4 - len(second.input)) + ["lengths"])
+    model.graph.node.extend([helper.make_node("Squeeze", ["Y", "axis"], ["S"]), second])
+    model.graph.output[0].name = "Z"
+    lowered = rnn_lower.lower(model, **options)
+    assert rnn_lower.prove(model, lowered).ok
+    assert rnn_lower.check(model, lowered).ok
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_masked_scores_of_attention_have_another_value_from_opset_25_on(read):
+    names = ["q", "k", "v"]
+    outputs = ["A", "", "", "scores"] if read else ["A"]
+    model, _ = build(Case("RNN", 23, outputs=("Y",)))
+    model.ir_version = 11
+    model.graph.node.append(helper.make_node("Attention", names, outputs, is_causal=1))
+    model.graph.input.extend(helper.make_tensor_value_info(name, 1, [1, 2, 3, 4]) for name in names)
+    model.graph.output.extend(helper.make_tensor_value_info(name, 1, None) for name in outputs if name)
+    assert rnn_lower.lower(model, opset=24).opset_import[0].version == 24
+    if read:
+        with pytest.raises(rnn_lower.RnnLowerError, match="another value at the new opset"):
+            rnn_lower.lower(model, opset=25)
+    else:
+        assert rnn_lower.prove(model, rnn_lower.lower(model, opset=25)).ok
