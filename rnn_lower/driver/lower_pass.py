@@ -21,7 +21,7 @@ from rnn_lower.ir import protobuf
 from rnn_lower.ir.replacing import substitute
 from rnn_lower.ir.schemas import newest_opset
 from rnn_lower.ir.uncollected import uncollected
-from rnn_lower.ir.walk import nodes, recurrent_nodes
+from rnn_lower.ir.walk import nodes, output_names, recurrent_nodes
 from rnn_lower.loops.model import MARK, loops, unroll_loops
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio import validate
@@ -63,8 +63,8 @@ class LowerRecurrentPass(ir.passes.InPlacePass):
 
     The pass requires a valid model of opset 1 or newer. It changes the chosen nodes in the main graph, in subgraphs and
     in functions, and removes weights that are no longer used. Everything else stays unchanged, including the opset
-    import, unless the options `opset` and `dims` request a change. `modified` of the result states whether any node was
-    replaced; `records` of the pass lists these nodes. The options are those of `rnn_lower.lower`.
+    import, unless the options request a change. `modified` of the result states whether anything was replaced or
+    rewritten; `records` of the pass lists the recurrent nodes. The options are those of `rnn_lower.lower`.
 
     Raises InvalidNodeError or UnsupportedError, before it changes anything, if a node cannot be lowered as requested.
     """
@@ -78,8 +78,16 @@ class LowerRecurrentPass(ir.passes.InPlacePass):
 
     @public
     def call(self, model: ir.Model) -> ir.passes.PassResult:
+        before = _frame(model)
         self.records = lower_in_place(model, self.options)
-        return ir.passes.PassResult(model, bool(self.records))
+        return ir.passes.PassResult(model, bool(self.records) or _frame(model) != before)
+
+
+def _frame(model: ir.Model) -> object:
+    """What steps on a whole model change: its nodes, opset imports, metadata, and the shapes of its inputs."""
+    shapes = [(value.name, str(value.shape)) for value in model.graph.inputs]
+    parts = [(node.op_identifier(), output_names(node)) for node, _ in nodes(model)]
+    return dict(model.opset_imports), dict(model.metadata_props), shapes, parts
 
 
 def lower_in_place(model: ir.Model, options: Options) -> list[Record]:
