@@ -17,7 +17,7 @@ from rnn_lower.ir.walk import known_tensor
 from rnn_lower.lowering.node import Dim
 from rnn_lower.proving.call import Call, DivisionByZeroError, OutOfScopeError, UndefinedError, WrongError
 from rnn_lower.proving.emitted_uses import POSITIONS, USES, may_divide_by_zero
-from rnn_lower.proving.field import Array, Field
+from rnn_lower.proving.field import SMALL, Array, Field
 from rnn_lower.proving.interpreter import Graph, Interpreter, check_shape
 
 AT_AN_END = (-1, 0, 1)
@@ -25,6 +25,10 @@ AT_AN_END = (-1, 0, 1)
 
 SUMMED = ("Conv", "Gemm", "MatMul")
 """Operators that sum products over an axis of their first operand."""
+
+REGULAR = 4
+"""The number of consecutive steps in which a state must not become a small integer or change by the same number: by
+chance, a random element does so once in several thousand steps."""
 
 ELEMENT = 32
 """The work of one element of a result, in products; it takes as much time, and its memory."""
@@ -72,6 +76,7 @@ class EmittedInterpreter(Interpreter):
         self.symbols: dict[str, int | None] = {}
         self._sizes: dict[ir.Node, tuple[int, ...]] = {}
         self.observed, self._work = Observed(), 0
+        self._changes: dict[tuple[ir.Node, int], tuple[Array, np.ndarray]] = {}
 
     def run(self, graph: Graph, inputs: Mapping[ir.Value, Array]) -> list[Array]:
         self._carried = self._work = self.field.products = 0
@@ -104,13 +109,23 @@ class EmittedInterpreter(Interpreter):
             self._check_carried(node)
         return super()._results(node)
 
-    def _check_state(self, node: ir.Node, before: Array, after: Array) -> None:
-        """Raise OutOfScopeError if a state of a Loop grows, so that it may carry more than the node."""
+    def _check_state(self, node: ir.Node, index: int, before: Array, after: Array) -> None:
+        """Raise OutOfScopeError if a state grows, so that it may carry more than the node, or counts steps."""
         if before.shape != after.shape:
             raise OutOfScopeError(f"a state of {node.op_type} '{node.name}' changes its shape")
+        if self.longest is None or before.dtype != np.uint64:
+            return
+        change = self.field.subtract(after, before)
+        last, count = self._changes.get((node, index), (np.zeros_like(change), np.zeros(change.shape, int)))
+        is_regular = (change != 0) & ((change == last) | (np.abs(self.field.signed(after)) < SMALL))
+        count = np.where(is_regular, count + 1, 0)
+        self._changes[node, index] = change, count
+        if count.max(initial=0) >= REGULAR:
+            raise OutOfScopeError(f"a state of {node.op_type} '{node.name}' counts steps")
 
     def _check_carried(self, node: ir.Node) -> None:
         """Raise OutOfScopeError if loops carry more floats than the node, which may matter at other lengths."""
+        self._changes = {key: held for key, held in self._changes.items() if key[0] is not node}
         scanned = 0 if node.op_type == "Loop" else node.attributes.get_int("num_scan_inputs", 0)
         states = self._operands(node)[2 if node.op_type == "Loop" else 0 : len(node.inputs) - scanned]
         self._carried += sum(state.size for state in states if state is not None and state.dtype == np.uint64)

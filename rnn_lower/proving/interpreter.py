@@ -261,8 +261,8 @@ class Interpreter:
             if not condition.all():
                 break
             condition, *results = self._body(body, [np.array(trip, np.int64), condition, *states])  # type: ignore[list-item]
-            for before, after in zip(states, results, strict=False):
-                self._check_state(node, before, after)  # type: ignore[arg-type]
+            for index, (before, after) in enumerate(zip(states, results, strict=False)):
+                self._check_state(node, index, before, after)  # type: ignore[arg-type]
             states = [*results[: len(states)]]
             steps.append(results[len(states) :])
         stacked = body.outputs[1 + len(states) :]
@@ -270,8 +270,8 @@ class Interpreter:
             raise NoStepsError
         return [*states, *_stacked(steps, stacked)]  # type: ignore[list-item]
 
-    def _check_state(self, node: ir.Node, before: Array, after: Array) -> None:
-        """Check a state before and after a step of a Loop."""
+    def _check_state(self, node: ir.Node, index: int, before: Array, after: Array) -> None:
+        """Check a state before and after a step of a Loop or a Scan."""
 
     def _scan(self, node: ir.Node) -> list[Array]:
         """The results of a Scan of version 9 or newer; version 8, with its batch axis, is never emitted."""
@@ -297,6 +297,8 @@ class Interpreter:
             results = self._body(body, [*states, *step])
             if any(new.shape != old.shape for new, old in zip(results, states, strict=False)):
                 raise WrongError(f"a state of Scan '{node.name}' changes its shape")
+            for index, (before, after) in enumerate(zip(states, results, strict=False)):
+                self._check_state(node, index, before, after)
             states = results[:count]
             steps.append(results[count:])
         if not len(sequences[0]):

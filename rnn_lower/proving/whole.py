@@ -289,7 +289,10 @@ class _Comparison:
                 return
             others = [case for case in (*cases, *longer) if draw == 0 and case not in self.ran]
             for index, case in enumerate((*self.ran, *others)):
+                count, untested = self.count, len(self.untested[1])
                 yield Trial(len(cases) + index, case, draw, {name: number})
+                if self.count > count and len(self.untested[1]) == untested:
+                    break
 
     def _drawn(self, trial: Trial, field: Field) -> tuple[dict[str, Array], dict[str, Array]]:
         """All inputs of a trial, and those of them that override a default."""

@@ -198,6 +198,8 @@ def _is_doubtful(node: ir.Node) -> bool:
         wraps = node.op_type in ("ReduceProd", "ReduceSumSquare")
         is_wide = x.dtype.is_floating_point() or (x.dtype == ir.DataType.INT64 and not wraps)
         return x.size == 0 or not is_wide
+    if x is not None and node.op_type == "Cast" and x.dtype == ir.DataType.DOUBLE:  # onnxruntime rounds to float first
+        return node.attributes.get_int("to", 0) in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
     if x is not None and node.op_type in ("DequantizeLinear", "Pow"):  # onnxruntime computes powers in double
         return x.dtype in (ir.DataType.INT32, ir.DataType.INT64)
     if node.op_type == "Unsqueeze":

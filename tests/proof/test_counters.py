@@ -167,3 +167,50 @@ def test_a_new_name_of_a_size_may_stand_for_two_sizes():
     assert rnn_lower.prove(model, lowered).ok
     lowered.graph.value_info.append(helper.make_tensor_value_info("minus", 1, ["q", 1, None, 4]))
     assert "a size 'q', which is new" in str(rnn_lower.prove(model, lowered))
+
+
+@pytest.mark.parametrize("scale", [1.0, 200003.0])
+@pytest.mark.parametrize("form", ["scan", "loop"])
+def test_a_state_without_weights_counts_no_steps(form, scale):
+    """A unit whose weights are 0 leaves room for a number in the state."""
+    model, _ = build(Case("RNN", 17, dynamic=True, outputs=("Y",), I=3, H=4))
+    for tensor in model.graph.initializer:
+        array = numpy_helper.to_array(tensor).copy()
+        array[0, 3, :] = 0
+        if tensor.name == "R":
+            array[0, :, 3] = 0
+        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    lowered = rnn_lower.lower(model, form=form)
+    assert rnn_lower.prove(model, lowered).ok
+    (loop,) = (each for each in lowered.graph.node if each.op_type == form.capitalize())
+    body = next(attribute.g for attribute in loop.attribute if attribute.name == "body")
+    numbers = {
+        "three": [3],
+        "four": [4],
+        "zero": [0],
+        "last": [1],
+        "much": np.float32([scale]),
+        "limit": np.float32([45]),
+    }
+    lowered.graph.initializer.extend(numpy_helper.from_array(np.asarray(n), k) for k, n in numbers.items())
+    before = next(value.name for value in body.input if "previous" in value.name)
+    state = next(each for each in body.node if each.op_type == "Tanh")
+    after, state.output[0] = state.output[0], "all"
+    place = list(body.node).index(state) + 1
+    added = [
+        node("Slice", ["all", "zero", "three", "last"], "units"), node("Slice", [before, "three", "four", "last"], "steps"),
+        node("Add", ["steps", "much"], "more"), node("Concat", ["units", "more"], after, axis=1),
+        node("Div", ["more", "much"], "count"), node("Sub", ["count", "limit"], "late"), node("Relu", ["late"], "wrong"),
+        node("Slice", ["all", "three", "four", "last"], "dead"), node("Add", ["dead", "wrong"], "other"),
+        node("Concat", ["units", "other"], "seen", axis=1),
+    ]  # fmt: skip
+    rest = [onnx.NodeProto.FromString(each.SerializeToString()) for each in body.node[place:]]
+    for each in rest:
+        each.input[:] = ["seen" if name == after else name for name in each.input]
+    del body.node[place:]
+    body.node.extend([*added, *rest])
+    feeds = {"X": np.random.default_rng(0).standard_normal((50, 2, 3)).astype(np.float32)}
+    (wanted,), (actual,) = run_onnxruntime(model, feeds), run_onnxruntime(lowered, feeds)
+    assert np.allclose(wanted[:45], actual[:45], atol=1e-5)
+    assert not np.allclose(wanted, actual, atol=1e-3)
+    assert "counts steps" in str(rnn_lower.prove(model, lowered))
