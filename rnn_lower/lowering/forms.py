@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from rnn_lower.builder.constants import Constant, constant
 from rnn_lower.builder.graph_builder import INT64, GraphBuilder, Operand, Size, as_value, declare
+from rnn_lower.builder.versions import exists
 from rnn_lower.errors import Requirement, UnmetRequirementError
 from rnn_lower.lowering.cells import State
 
@@ -190,7 +191,12 @@ def _each_step(b: GraphBuilder, scanned: ScanInput, seq_length: int, extent: Ext
 def no_steps(b: GraphBuilder, recurrence: Recurrence, extent: Extent) -> Result:
     """Return the initial states, and a Y with no steps."""
     finals = tuple(extent.materialize(b, state) for state in recurrence.initial)
-    return finals, b.zeros([0, 1, extent.batch_size(), extent.hidden_size], "Y") if recurrence.every else None
+    if not recurrence.every:
+        return finals, None
+    if extent.static_batch is not None or exists("ConstantOfShape", b.opset):
+        return finals, b.zeros([0, 1, extent.batch_size(), extent.hidden_size], "Y")
+    rows = b.zeros([extent.batch_size(), extent.hidden_size])
+    return finals, b.slice(b.unsqueeze(rows, [0, 1], "no_steps"), 0, 0, 0, "Y")
 
 
 def _check_count(b: GraphBuilder, seq_length: int, nodes: int, about: str = "") -> None:

@@ -23,7 +23,7 @@ from rnn_lower.proving.program import Program
 
 
 class Sum(NamedTuple):
-    """How often a value contains a size, a length and a position, and the number that it adds to them.
+    """How often a value contains a size of X, a length, a position and another size, and the number added to them.
 
     nan stands for several: the elements of the value differ.
     """
@@ -31,20 +31,21 @@ class Sum(NamedTuple):
     sizes: float = 0
     lengths: float = 0
     positions: float = 0
+    others: float = 0
     number: float = 0
 
     @property
     def counts(self) -> bool:
         """Whether it is more than a number."""
-        return any(self[:3])
+        return any(self[:4])
 
     def plus(self, other: Sum, factor: float = 1) -> Sum:
         """This sum and a multiple of another one."""
         return Sum(*(a + factor * b for a, b in zip(self, other, strict=True)))
 
 
-SIZE, LENGTH, POSITION, ZERO, ONE, MIXED = (
-    Sum(sizes=1), Sum(lengths=1), Sum(positions=1), Sum(), Sum(number=1), Sum(*[math.nan] * 4)
+SIZE, LENGTH, POSITION, OTHER, ZERO, ONE, MIXED = (
+    Sum(sizes=1), Sum(lengths=1), Sum(positions=1), Sum(others=1), Sum(), Sum(number=1), Sum(*[math.nan] * 5)
 )  # fmt: skip
 LAST = Sum(sizes=1, number=-1)
 FROM_END = LAST.plus(POSITION, -1)
@@ -52,17 +53,32 @@ FROM_END = LAST.plus(POSITION, -1)
 HARMLESS = {SIZE, LENGTH, LENGTH.plus(POSITION, -1), LENGTH.plus(FROM_END, -1)}
 """The sums that may be compared with 0: sizes, lengths, and a length minus a position, from the start or the end."""
 
-COMPARED = HARMLESS | {found.plus(ONE, -1) for found in HARMLESS if found.positions}
+COMPARED = HARMLESS | {OTHER} | {found.plus(ONE, -1) for found in HARMLESS if found.positions}
 """The same, and those that may be compared with 1, which for integers is the same comparison."""
 
-SELECTED = {POSITION, FROM_END, SIZE, LAST}
+SUMS = {
+    *HARMLESS,
+    LAST,
+    FROM_END,
+    SIZE.plus(POSITION, -1),
+    *(ZERO.plus(x, -1) for x in (SIZE, LENGTH, POSITION, FROM_END)),
+}
+"""The sums that lowering computes. Others, such as the difference of two sizes, may be any number."""
+
+SELECTED = {POSITION, FROM_END}
 """The positions that may be selected."""
 
 MOVED = ("Cast", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze")
 """Operators whose results are elements of their first operand."""
 
-LIMITS = {"Clip": {0, 1}, "Max": {0}, "Min": {1}, "Relu": {0}}
-"""Operators that make a mask of a number: the lower bound and the upper one."""
+COPIES = ("Add", "Cast", "Concat", "Identity", "Mul", "Transpose")
+"""Operators whose results may have the shape of their first operand."""
+
+FEATURES = 2
+"""The axis of X that counts its features."""
+
+LIMITS = ("Clip", "Max", "Min", "Relu")
+"""Operators that make a mask of a number, which they limit to 0 and 1."""
 
 
 class Counters:
@@ -70,17 +86,19 @@ class Counters:
 
     lengths: the value of sequence_lens, if it is computed.  constant_lengths: its content, if it is known.
     compares_all: whether the length of X is known, so that all lengths are compared.
-    sums: by value that is computed.
+    sums: by value that is computed.  copies: products of matrices that must not sum.
     largest: the largest constant length, or size of a constant from which positions are selected.
     """
 
     def __init__(
         self, program: Program, lengths: ir.Value | None, constant_lengths: Array | None, compares_all: bool
     ) -> None:  # fmt: skip
-        self._known, self._dtypes = program.constants, program.dtypes
+        self._known, self._dtypes, self._inputs = program.constants, program.dtypes, program.inputs
         self._lengths, self._compares_all = constant_lengths, compares_all
         self.sums: dict[ir.Value | None, Sum] = {} if lengths is None else {lengths: LENGTH}
+        self._partly = set[ir.Value | None]()
         self._limits: dict[ir.Value, set[int]] = {}
+        self.copies: set[ir.Node] = set()
         self.largest = 0
         self._follow_all(program.nodes)
 
@@ -101,8 +119,10 @@ class Counters:
         if value in self.sums:
             return [self.sums[value]]
         array = self._constant(value)
-        if array is None or array.dtype.kind not in "iuf" or not array.size:
+        if array is None or array.dtype.kind not in "iuf":
             return []
+        if not array.size:
+            return [ZERO]
         first = array.ravel()[0]
         found = [Sum(number=float(first) if np.all(array == first) else math.nan)]
         if self._lengths is not None and np.array_equal(array.ravel(), self._lengths.ravel()):
@@ -118,8 +138,10 @@ class Counters:
         op = node.op_type
         if any(subgraphs(node)):
             self._follow_bodies(node)
-        elif op in ("Shape", "Size", "NonZero"):
-            self._set(node.outputs, POSITION if op == "NonZero" else SIZE)
+        elif op in ("Shape", "Size"):
+            self._measure(node)
+        elif op == "NonZero":
+            self._set(node.outputs, POSITION if self._sums_of(node.inputs[0]) == [ONE] else MIXED)
         elif op == "ConstantOfShape":
             value = node.attributes.get("value")
             self._set(node.outputs, Sum(number=0 if value is None else float(value.as_tensor().numpy().ravel()[0])))
@@ -138,7 +160,9 @@ class Counters:
         elif any(map(self._counts, node.inputs)):
             if op in LIMITS:
                 self._limit(node)
-            elif op == "Range" and [self._sums_of(value) for value in node.inputs] == [[ZERO], [SIZE], [ONE]]:
+            elif op == "Range" and all(
+                wanted in self._sums_of(value) for value, wanted in zip(node.inputs, (ZERO, SIZE, ONE), strict=True)
+            ):
                 self._set(node.outputs, POSITION)
             else:
                 raise OutOfScopeError(f"{op} '{node.name}' computes with a size, a length or a position")
@@ -148,7 +172,7 @@ class Counters:
         for one, other in itertools.product(self._sums_of(a), [ZERO] if b is None else self._sums_of(b)):
             found = one.plus(other, -1)
             is_number = not one.counts and not other.counts
-            is_compared = self._compares_all and not found.sizes and abs(found.lengths) + abs(found.positions) == 1
+            is_compared = self._compares_all and found[:4] in ((0, 1, 0, 0), (0, -1, 0, 0))
             if is_number or is_compared or {found, ZERO.plus(found, -1)} & COMPARED:
                 return
         raise OutOfScopeError(
@@ -157,18 +181,50 @@ class Counters:
 
     def _limit(self, node: ir.Node) -> None:
         """A number that is limited to 0 and 1 is compared with one of them, and becomes a mask."""
-        (x, *bounds) = sorted(filter(None, node.inputs), key=self._counts, reverse=True)
-        numbers = {attribute.as_float() for name, attribute in node.attributes.items() if name in ("min", "max")}
-        numbers |= {
-            found.number if not found.counts else math.nan for value in bounds for found in self._sums_of(value)
-        }
-        if not numbers <= {0, 1}:
+        (x, *others) = sorted(filter(None, node.inputs), key=self._counts, reverse=True)
+        bounds = [self._sums_of(value)[:1] for value in others]
+        bounds += [[Sum(number=a.as_float())] for name, a in node.attributes.items() if name in ("min", "max")]
+        low, high = {"Max": ([ZERO], None), "Relu": ([ZERO], None), "Min": (None, [ONE])}.get(
+            node.op_type, ([ZERO], [ONE])
+        )
+        wanted = [bound for bound in (low, high) if bound is not None and node.op_type != "Relu"]
+        if bounds != wanted:
             raise OutOfScopeError(f"{node.op_type} '{node.name}' limits a size, a length or a position")
         self._compare(node, x)
-        limits = self._limits.get(x, set()) | LIMITS[node.op_type]
+        limits = self._limits.get(x, set()) | {index for index, bound in enumerate((low, high)) if bound is not None}
         if len(limits) == 1:
             self._set(node.outputs, self.sums[x])
             self._limits.update(dict.fromkeys(node.outputs, limits))
+
+    def _measure(self, node: ir.Node) -> None:
+        """Find the sizes that a Shape or a Size returns: those of X, also of a product of it, but for its last axis."""
+        x, is_product = node.inputs[0], False
+        while x is not None and x not in self._inputs:
+            producer = x.producer()
+            if producer is None or producer.op_type not in (*COPIES, "MatMul"):
+                break
+            perm = producer.attributes.get_ints("perm", (FEATURES,))
+            constants = [self._constant(value) for value in producer.inputs[1:]]
+            is_copy = all(array is not None and array.size == 1 for array in constants)
+            if (producer.op_type in ("Concat", "Mul") and not is_copy) or perm[-1] != FEATURES:
+                break
+            is_product |= producer.op_type == "MatMul" or not is_copy
+            x = producer.inputs[0]
+        is_known = x in self._inputs and node.op_type == "Shape"
+        if is_known and is_product and node.attributes.get_int("end", 3) > FEATURES:
+            self._partly.update(node.outputs)
+        self._set(node.outputs, SIZE if is_known else OTHER)
+
+    def _part(self, node: ir.Node) -> list[Sum]:
+        """Elements of the sizes of a product of X, of which the last one is no size of X."""
+        if node.op_type == "Split":
+            return [SIZE if index < FEATURES else OTHER for index in range(len(node.outputs))]
+        indices = self._constant(node.inputs[2 if node.op_type == "Slice" else 1]) if len(node.inputs) > 1 else None
+        most = FEATURES if node.op_type == "Slice" else FEATURES - 1
+        first = self._constant(node.inputs[1]) if len(node.inputs) > 1 else None
+        is_known = all(array is not None and array.min(initial=0) >= 0 for array in (first, indices))
+        is_first = is_known and indices is not None and bool(indices.max(initial=0) <= most)
+        return [SIZE if is_first else OTHER] * len(node.outputs)
 
     def _is_integer(self, node: ir.Node) -> bool:
         return self._dtypes.get(node.outputs[0]) in WIDE_INTEGERS
@@ -178,7 +234,11 @@ class Counters:
         if all(parts):
             (first, *others) = (part[0] for part in parts)
             factor = 1 if node.op_type == "Add" else -1
-            self._set(node.outputs, first.plus(others[0], factor) if others else ZERO.plus(first, -1))
+            found = first.plus(others[0], factor) if others else ZERO.plus(first, -1)
+            is_compared = self._compares_all and found[:4] in ((0, 1, 0, 0), (0, -1, 0, 0))
+            if any(map(self._counts, node.inputs)) and found not in SUMS and not is_compared:
+                raise OutOfScopeError(f"{node.op_type} '{node.name}' computes a sum of sizes that lowering never does")
+            self._set(node.outputs, found)
         elif any(map(self._counts, node.inputs)) or self._is_integer(node):
             raise OutOfScopeError(f"{node.op_type} '{node.name}' adds something else to a size, a length or a position")
 
@@ -192,6 +252,7 @@ class Counters:
             elif len(numbers) == 2:
                 self._set(node.outputs, Sum(number=math.nan))
         elif len(numbers) == 1 and abs(numbers[0]) in (0, 1):
+            self.copies.update([node] if node.op_type == "MatMul" else ())
             self._set(node.outputs, ZERO.plus(next(part for part in parts if part.counts), numbers[0]))
         else:
             raise OutOfScopeError(f"{node.op_type} '{node.name}' multiplies a size, a length or a position")
@@ -208,13 +269,18 @@ class Counters:
         if node.op_type == "Cast" and self._dtypes.get(node.outputs[0]) == ir.DataType.BOOL:
             self._compare(node, x)
             return
-        if node.op_type in POSITIONS and any(self._counts(v) and self.sums[v] not in SELECTED for v in others):
+        selects = SELECTED if node.op_type == "Gather" else ()
+        if node.op_type in POSITIONS and any(self._counts(v) and self.sums[v] not in selects for v in others):
             raise OutOfScopeError(f"{node.op_type} '{node.name}' selects a position that lowering never selects")
         array = self._constant(x)
         if array is not None and node.op_type == "Gather":
             self.largest = max(self.largest, array.shape[node.attributes.get_int("axis", 0)])
-        if x in self.sums or self._is_integer(node):
-            self._set(node.outputs, next(iter(self._sums_of(x)), MIXED))
+        if x in self._partly and node.op_type in POSITIONS:
+            self.sums.update(zip(node.outputs, self._part(node), strict=True))
+        elif x in self.sums or self._is_integer(node):
+            self._partly.update(node.outputs if x in self._partly else ())
+            found = next(iter(self._sums_of(x)), MIXED)
+            self._set(node.outputs, MIXED if found.positions and node.op_type in POSITIONS else found)
 
     def _follow_bodies(self, node: ir.Node) -> None:
         """Follow the bodies of an If, a Loop or a Scan. Raises OutOfScopeError if a state counts steps."""

@@ -38,18 +38,26 @@ class Observed:
     """What nodes did in all comparisons.
 
     positions: by node and axis, the sizes of the axis, and computed positions in it.
+    steps: by loop that carries floats, its numbers of steps.
+    joined: by Concat, operand and size of the features of X, the size of the operand along the axis.
     summed: by product of matrices and size of the features of X, the number of products that it sums.
     """
 
     def __init__(self) -> None:
+        self.steps: dict[ir.Node, set[int]] = collections.defaultdict(set)
+        self.joined: dict[tuple[ir.Node, int, int], int] = {}
         self.summed: dict[tuple[ir.Node, int], int] = {}
         self.positions: dict[tuple[ir.Node, int], set[tuple[int, int]]] = collections.defaultdict(set)
 
-    def check(self) -> None:
+    def check(self, knows_length: bool) -> None:
         """Raise OutOfScopeError if a node may do at other sizes what it did in no comparison."""
+        for node, counts in self.steps.items():
+            if knows_length and len(counts) > 1:
+                text = f"{node.op_type} '{node.name}' carries floats in a variable number of steps"
+                raise OutOfScopeError(f"{text}, although the length of the sequence is known")
         for (node, axis), pairs in self.positions.items():
             sizes, most = {size for size, _ in pairs}, max(position for _, position in pairs)
-            if len(sizes) == 1 and most < max(sizes) - 1:
+            if len(sizes) == 1 and (most < max(sizes) - 1 or not knows_length):
                 text = f"{node.op_type} '{node.name}' selects from axis {axis} of size {max(sizes)}"
                 raise OutOfScopeError(f"{text} at computed positions, at most at {most}")
 
@@ -62,6 +70,7 @@ class EmittedInterpreter(Interpreter):
     most_work: the most products and elements to compute in one run.
     most_carried: the most floats that all loops together may carry from step to step: the states of the node.
     observed: what nodes did in all comparisons; interpreters may share it.
+    copies: products of matrices that must not sum.
     recorded: None, or a list to which every computed array of field elements is appended.
     """
 
@@ -69,6 +78,7 @@ class EmittedInterpreter(Interpreter):
     features = 0
     most_work = 1 << 40
     most_carried = 0
+    copies: Collection[ir.Node] = ()
     recorded: list[Array] | None = None
 
     def __init__(self, field: Field, limits: Collection[float] = (), deadline: float = math.inf) -> None:
@@ -76,6 +86,7 @@ class EmittedInterpreter(Interpreter):
         self.symbols: dict[str, int | None] = {}
         self._sizes: dict[ir.Node, tuple[int, ...]] = {}
         self.observed, self._work = Observed(), 0
+        self._steps: dict[ir.Node, int] = {}
         self._changes: dict[tuple[ir.Node, int], tuple[Array, np.ndarray]] = {}
 
     def run(self, graph: Graph, inputs: Mapping[ir.Value, Array]) -> list[Array]:
@@ -105,14 +116,25 @@ class EmittedInterpreter(Interpreter):
         return results
 
     def _results(self, node: ir.Node) -> Sequence[Array]:
-        if node.op_type in ("Loop", "Scan"):
-            self._check_carried(node)
-        return super()._results(node)
+        if node.op_type not in ("Loop", "Scan"):
+            return super()._results(node)
+        self._check_carried(node)
+        results = super()._results(node)
+        if any(array.dtype == np.uint64 for array in self._states(node)):
+            self.observed.steps[node].add(self._steps[node])
+        return results
+
+    def _states(self, node: ir.Node) -> list[Array]:
+        """The initial states of a Loop or a Scan."""
+        scanned = 0 if node.op_type == "Loop" else node.attributes.get_int("num_scan_inputs", 0)
+        states = self._operands(node)[2 if node.op_type == "Loop" else 0 : len(node.inputs) - scanned]
+        return [state for state in states if state is not None]
 
     def _check_state(self, node: ir.Node, index: int, before: Array, after: Array) -> None:
         """Raise OutOfScopeError if a state grows, so that it may carry more than the node, or counts steps."""
         if before.shape != after.shape:
             raise OutOfScopeError(f"a state of {node.op_type} '{node.name}' changes its shape")
+        self._steps[node] += index == 0
         if self.longest is None or before.dtype != np.uint64:
             return
         change = self.field.subtract(after, before)
@@ -126,9 +148,8 @@ class EmittedInterpreter(Interpreter):
     def _check_carried(self, node: ir.Node) -> None:
         """Raise OutOfScopeError if loops carry more floats than the node, which may matter at other lengths."""
         self._changes = {key: held for key, held in self._changes.items() if key[0] is not node}
-        scanned = 0 if node.op_type == "Loop" else node.attributes.get_int("num_scan_inputs", 0)
-        states = self._operands(node)[2 if node.op_type == "Loop" else 0 : len(node.inputs) - scanned]
-        self._carried += sum(state.size for state in states if state is not None and state.dtype == np.uint64)
+        self._steps[node] = 0
+        self._carried += sum(state.size for state in self._states(node) if state.dtype == np.uint64)
         if self._carried > self.most_carried:
             raise OutOfScopeError(
                 f"the loops carry {self._carried} floats from step to step, but the states of the node have only "
@@ -143,8 +164,10 @@ class EmittedInterpreter(Interpreter):
             raise OutOfScopeError(why)
         if node.op_type in POSITIONS:
             self._check_positions(call)
-        if self.longest is not None and node.op_type in SUMMED:
+        if node.op_type in SUMMED:
             self._check_products(call)
+        elif node.op_type == "Concat" and self.longest is not None:
+            self._check_joined(call)
         results = super()._compute(call)
         if may_divide_by_zero(call):
             raise DivisionByZeroError(results[0])
@@ -167,11 +190,21 @@ class EmittedInterpreter(Interpreter):
     def _is_constant(self, value: ir.Value | None) -> bool:
         return value is None or value in self._graph.folded or known_tensor(value) is not None
 
+    def _check_joined(self, call: Call) -> None:
+        """Raise OutOfScopeError if a Concat joins parts of variable size, which shifts positions."""
+        axis = call.attribute("axis", 1)
+        for index, array in enumerate(call.operands if len(call.operands) > 1 else ()):
+            size = array.shape[axis]
+            if self.observed.joined.setdefault((call.node, index, self.features), size) != size:
+                raise OutOfScopeError(f"{call.label} joins parts whose size depends on that of the sequence or batch")
+
     def _check_products(self, call: Call) -> None:
         """Raise OutOfScopeError if a node sums products over an axis of variable size, and so may count."""
         axis = {"Conv": 1, "Gemm": -2 if call.node.attributes.get_int("transA", 0) else -1}.get(call.node.op_type, -1)
         size = call[0].shape[axis]
-        if self.observed.summed.setdefault((call.node, self.features), size) != size:
+        if call.node in self.copies and size != 1:
+            raise OutOfScopeError(f"{call.label} sums {size} sizes or positions")
+        if self.observed.summed.setdefault((call.node, self.features), size) != size and self.longest is not None:
             raise OutOfScopeError(f"{call.label} sums over an axis whose size depends on that of the sequence or batch")
 
 

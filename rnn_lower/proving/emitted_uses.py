@@ -38,9 +38,9 @@ def _binary(call: Call) -> str:
 
 
 def may_divide_by_zero(call: Call) -> bool:
-    """Whether a node divides floats by a number that some inputs make zero, although random elements never do."""
+    """Whether some inputs make the divisor of floats zero, or the operand of a Log; random elements never do."""
     divisor = call.node.inputs[-1]
-    if call.node.op_type not in ("Div", "Reciprocal") or call[0].dtype != np.uint64:
+    if call.node.op_type not in ("Div", "Log", "Reciprocal") or call[0].dtype != np.uint64:
         return False
     array = constant(divisor)
     return not (_is_positive(divisor) if array is None else np.all(array))
@@ -146,7 +146,8 @@ def _tile(call: Call) -> str:
             f"input 'repeats' of {call.label} has length {call[1].size}, but the repeated tensor has "
             f"rank {call[0].ndim}"
         )
-    return ""
+    is_row = all(size == 1 or count == 1 for size, count in zip(call[0].shape, call[1].ravel(), strict=True))
+    return "" if is_row else f"{call.label} repeats more than one element"
 
 
 def _where(call: Call) -> str:

@@ -184,7 +184,7 @@ class _Comparison:
             raise OutOfScopeError("hidden_size is unknown; add the attribute hidden_size")
         D, G, first = len(self._node.backwards), len(self._node.gates), self._node.layout
         features = self._size(("W", 2), ("X", 2))
-        I = 3 + case.T % 2 if features is None else features  # noqa: E741
+        I = (3 + case.T % 2 if case.T < LENGTHS else case.T) if features is None else features  # noqa: E741
         state = (case.N, D, H) if first else (D, case.N, H)
         return {
             "X": (case.N, case.T, I) if first else (case.T, case.N, I), "W": (D, G * H, I), "R": (D, G * H, H),
@@ -240,13 +240,14 @@ class _Comparison:
             limits = () if self._node.limit is None else (self._node.limit,)
             interpreter = EmittedInterpreter(field, limits, self._deadline)
             interpreter.longest, interpreter.observed = self._known.longest, observed
+            interpreter.copies = self._counters.copies
             for case in cases[point]:
                 check_time(self._deadline)
                 reason = self._compare(interpreter, case, folded)
                 if reason is not None:
                     return reason
             executed |= interpreter.executed
-        observed.check()
+        observed.check(self._length is not None or self._known.longest is None)
         # Constant lengths leave the empty sequence out, for which a branch may be meant.
         steps = {case.T for case in self._cases}
         is_complete = self._length is not None or 0 in steps

@@ -33,7 +33,7 @@ class Program(Graph):
     ) -> None:  # fmt: skip
         nodes: list[ir.Node] = []
         super().__init__(nodes, wanted, opset)
-        self._inputs = inputs
+        self.inputs = inputs
         done: set[ir.Node] = set()
         waiting: list[tuple[ir.Value, bool]] = [(value, True) for value in reversed([*unread, *wanted])]
         while waiting:
@@ -59,7 +59,7 @@ class Program(Graph):
 
     def _producer(self, value: ir.Value) -> ir.Node | None:
         """Return the emitted node that computes a value, or None for inputs and constants."""
-        if value in self._inputs or known_tensor(value) is not None:
+        if value in self.inputs or known_tensor(value) is not None:
             return None
         node = value.producer()
         if node is not None and NODE_MARK not in node.metadata_props and value in self.wanted:

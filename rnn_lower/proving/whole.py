@@ -288,8 +288,9 @@ class _Comparison:
             if self.count and not self.untested[1]:
                 return
             others = [case for case in (*cases, *longer) if draw == 0 and case not in self.ran]
+            untested = len(self.untested[1])
             for index, case in enumerate((*self.ran, *others)):
-                count, untested = self.count, len(self.untested[1])
+                count = self.count
                 yield Trial(len(cases) + index, case, draw, {name: number})
                 if self.count > count and len(self.untested[1]) == untested:
                     break

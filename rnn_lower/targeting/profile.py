@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import onnx_ir as ir
+
 from rnn_lower.builder.constant_operands import known
 from rnn_lower.builder.versions import exists, first_opset
 from rnn_lower.errors import Requirement
@@ -16,6 +18,9 @@ from rnn_lower.targeting.native_support import RIGHT, Measured, Verdict, verdict
 
 if TYPE_CHECKING:
     from rnn_lower.lowering.node import RecurrentNode
+
+FIRST_BFLOAT16 = 13
+"""The first opset with casts from and to bfloat16."""
 
 LARGE = 20_000
 """The number of unrolled nodes above which most runtimes load a model slowly."""
@@ -172,6 +177,9 @@ class Target:
         requirements, text = [], f"target {self.name}"
         first, last = self.opsets
         possible = self.forms_for(node, opset)
+        if node.dtype == ir.DataType.BFLOAT16 and opset < FIRST_BFLOAT16:
+            what = f"bfloat16 needs opset {FIRST_BFLOAT16} or newer, but the model has opset {opset}"
+            requirements.append(Requirement(what, opsets=(FIRST_BFLOAT16, last)))
         if form == "scan" and not exists("Scan", opset):
             since = first_opset("Scan")
             what = f"form scan needs opset {since} or newer, but the model has opset {opset}"

@@ -93,7 +93,59 @@ WRONG: dict[str, tuple[list[onnx.NodeProto], tuple[int, int], tuple[int, ...] | 
         [*size(0, "steps"), node("Sub", ["steps", "int_50"], "left"), node("Cast", ["left"], "good", to=TensorProto.BOOL)],
         (50, 2), None,
     ),
+    "the difference of two sizes": (
+        [
+            *size(0, "steps"), node("MatMul", ["X", "wide"], "other"), node("Shape", ["other"], "wide_shape"),
+            node("Gather", ["wide_shape", "axis_2"], "much", axis=0), node("Sub", ["steps", "much"], "left"),
+            node("Less", ["left", "axis_0"], "good"),
+        ],
+        (50, 2), None,
+    ),
+    "the difference of two positions": (
+        [
+            *size(0, "steps"), node("Squeeze", ["steps", "axis_0"], "count"), node("Range", ["no_step", "count", "a_step"], "positions"),
+            node("Gather", ["positions", "axis_0"], "first"), node("Sub", ["positions", "first"], "left"),
+            node("Less", ["left", "int_50"], "row"), node("Reshape", ["row", "as_column"], "good"),
+        ],
+        (55, 2), None,
+    ),
+    "a limit on one side": (
+        [*float_size("steps_f"), node("Clip", ["steps_f", "float_0"], "more"), node("Less", ["more", "float_45"], "good")],
+        (50, 2), None,
+    ),
+    "rows behind many zeros": (
+        [
+            *size(0, "steps"), node("ConstantOfShape", ["steps"], "ones", value=helper.make_tensor("v", 1, [1], [1.0])),
+            node("Concat", ["zeros", "ones"], "long", axis=0), node("Slice", ["long", "axis_0", "steps", "axis_0"], "late"),
+            node("Reshape", ["late", "as_column"], "shown"), node("Less", ["shown", "float_1"], "good"),
+        ],
+        (60, 2), None,
+    ),
+    "a repeated pattern": (
+        [
+            *size(0, "steps"), node("Tile", ["pattern", "steps"], "repeated"), node("Slice", ["repeated", "axis_0", "steps", "axis_0"], "late"),
+            node("Reshape", ["late", "as_column"], "shown"), node("Less", ["shown", "float_1"], "good"),
+        ],
+        (60, 2), None,
+    ),
 }  # fmt: skip
+
+
+def test_a_logarithm_of_zero():
+    """Random numbers make no operand zero, but an input may."""
+    model, _ = build(Case("RNN", 17, dynamic=True, outputs=("Y",), H=3))
+    lowered = rnn_lower.lower(model)
+    producer = next(each for each in lowered.graph.node if "Y" in each.output)
+    producer.output[list(producer.output).index("Y")] = "right"
+    numbers = {"three": np.float32(3), "none": np.float32(0), "axis": np.array([1])}
+    lowered.graph.initializer.extend(numpy_helper.from_array(np.asarray(n), k) for k, n in numbers.items())
+    lowered.graph.node.extend([
+        node("Sub", ["X", "three"], "x"), node("Abs", ["x"], "distance"), node("Log", ["distance"], "log"),
+        node("Mul", ["log", "none"], "zero"), node("Unsqueeze", ["zero", "axis"], "zeros"), node("Add", ["right", "zeros"], "Y"),
+    ])  # fmt: skip
+    feeds = {"X": np.full((2, 2, 3), 3, np.float32)}
+    assert np.isnan(run_onnxruntime(lowered, feeds)[0]).any()
+    assert not rnn_lower.prove(model, lowered).ok
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -108,6 +160,9 @@ def test_a_graph_that_is_wrong_beyond_the_compared_sizes(name):
         f"float_{k}": np.float32(k) for k in (1, 2, 30, 45)
     }
     numbers |= {f"axis_{k}": np.array([k]) for k in range(3)} | {"many": np.array([20]), "last": np.array([-1])}
+    numbers |= {"wide": np.ones((3, 50), np.float32), "as_column": np.array([-1, 1, 1, 1]), "float_0": np.float32(0)}
+    numbers |= {"zeros": np.zeros(45, np.float32), "pattern": np.eye(45, dtype=np.float32)[42]}
+    numbers |= {"no_step": np.array(0), "a_step": np.array(1)}
     numbers |= {f"axis_{k}": np.array(k) for k in range(2) if name in ("a size beside a constant",)} | {
         "axis_00": np.array([0])
     }
