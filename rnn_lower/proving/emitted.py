@@ -191,10 +191,11 @@ class EmittedInterpreter(Interpreter):
         return value is None or value in self._graph.folded or known_tensor(value) is not None
 
     def _check_joined(self, call: Call) -> None:
-        """Raise OutOfScopeError if a Concat joins parts of variable size, which shifts positions."""
-        axis = call.attribute("axis", 1)
-        for index, array in enumerate(call.operands if len(call.operands) > 1 else ()):
-            size = array.shape[axis]
+        """Raise OutOfScopeError if a Concat joins parts of fixed and of variable size, which shifts positions."""
+        sizes = [array.shape[call.attribute("axis", 1)] for array in call.operands]
+        if len({*sizes}) <= 1:
+            return
+        for index, size in enumerate(sizes):
             if self.observed.joined.setdefault((call.node, index, self.features), size) != size:
                 raise OutOfScopeError(f"{call.label} joins parts whose size depends on that of the sequence or batch")
 
