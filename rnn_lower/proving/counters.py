@@ -71,8 +71,8 @@ SELECTED = {POSITION, FROM_END}
 MOVED = ("Cast", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze")
 """Operators whose results are elements of their first operand."""
 
-COPIES = ("Add", "Cast", "Concat", "Identity", "Mul", "Transpose")
-"""Operators whose results may have the shape of their first operand."""
+COPIES = ("Add", "Cast", "Concat", "Identity", "Mul", "Split", "Transpose")
+"""Operators whose results may have the shape of their first operand, apart from the last axis."""
 
 FEATURES = 2
 """The axis of X that counts its features."""
@@ -204,11 +204,16 @@ class Counters:
             if producer is None or producer.op_type not in (*COPIES, "MatMul"):
                 break
             perm = producer.attributes.get_ints("perm", (FEATURES,))
+            axis = producer.attributes.get_int("axis", 0) if producer.op_type == "Split" else FEATURES
             constants = [self._constant(value) for value in producer.inputs[1:]]
             is_copy = all(array is not None and array.size == 1 for array in constants)
-            if (producer.op_type in ("Concat", "Mul") and not is_copy) or perm[-1] != FEATURES:
+            if (
+                (producer.op_type in ("Concat", "Mul") and not is_copy)
+                or perm[-1] != FEATURES
+                or axis not in (-1, FEATURES)
+            ):
                 break
-            is_product |= producer.op_type == "MatMul" or not is_copy
+            is_product |= producer.op_type in ("MatMul", "Split") or not is_copy
             x = producer.inputs[0]
         is_known = x in self._inputs and node.op_type == "Shape"
         if is_known and is_product and node.attributes.get_int("end", 3) > FEATURES:
