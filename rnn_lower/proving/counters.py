@@ -71,14 +71,16 @@ SELECTED = {POSITION, FROM_END}
 MOVED = ("Cast", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze")
 """Operators whose results are elements of their first operand."""
 
-COPIES = ("Add", "Cast", "Concat", "Identity", "Mul", "Split", "Transpose")
-"""Operators whose results may have the shape of their first operand, apart from the last axis."""
+SHAPED = ("Add", "Cast", "Concat", "Identity", "Mul", "Split", "Transpose")
+"""Operators whose results may have the shape of their first operand, except for the last axis."""
 
 FEATURES = 2
 """The axis of X that counts its features."""
 
-LIMITS = ("Clip", "Max", "Min", "Relu")
-"""Operators that make a mask of a number, which they limit to 0 and 1."""
+LIMITS: dict[str, tuple[Sum | None, Sum | None]] = {
+    "Clip": (ZERO, ONE), "Max": (ZERO, None), "Min": (None, ONE), "Relu": (ZERO, None),
+}  # fmt: skip
+"""Operators that make a mask of a number: the lower and the upper bound."""
 
 
 class Counters:
@@ -115,7 +117,7 @@ class Counters:
         return self.sums.get(value, ZERO).counts
 
     def _sums_of(self, value: ir.Value | None) -> list[Sum]:
-        """What a value may be taken for: a constant is a number, and may be the lengths of the node."""
+        """The possible sums of a value: a constant is a number, and may be the lengths of the node."""
         if value in self.sums:
             return [self.sums[value]]
         array = self._constant(value)
@@ -172,36 +174,36 @@ class Counters:
         for one, other in itertools.product(self._sums_of(a), [ZERO] if b is None else self._sums_of(b)):
             found = one.plus(other, -1)
             is_number = not one.counts and not other.counts
-            is_compared = self._compares_all and found[:4] in ((0, 1, 0, 0), (0, -1, 0, 0))
-            if is_number or is_compared or {found, ZERO.plus(found, -1)} & COMPARED:
+            if is_number or self._is_compared(found) or {found, ZERO.plus(found, -1)} & COMPARED:
                 return
         raise OutOfScopeError(
             f"{node.op_type} '{node.name}' compares otherwise than positions with lengths, and sizes and lengths with 0"
         )
+
+    def _is_compared(self, found: Sum) -> bool:
+        """Whether the proof compares all values of a sum: of a length and a number, if the length of X is known."""
+        return self._compares_all and found[:4] in ((0, 1, 0, 0), (0, -1, 0, 0))
 
     def _limit(self, node: ir.Node) -> None:
         """A number that is limited to 0 and 1 is compared with one of them, and becomes a mask."""
         (x, *others) = sorted(filter(None, node.inputs), key=self._counts, reverse=True)
         bounds = [self._sums_of(value)[:1] for value in others]
         bounds += [[Sum(number=a.as_float())] for name, a in node.attributes.items() if name in ("min", "max")]
-        low, high = {"Max": ([ZERO], None), "Relu": ([ZERO], None), "Min": (None, [ONE])}.get(
-            node.op_type, ([ZERO], [ONE])
-        )
-        wanted = [bound for bound in (low, high) if bound is not None and node.op_type != "Relu"]
-        if bounds != wanted:
+        limits = LIMITS[node.op_type]
+        if bounds != [[bound] for bound in limits if bound is not None and node.op_type != "Relu"]:
             raise OutOfScopeError(f"{node.op_type} '{node.name}' limits a size, a length or a position")
         self._compare(node, x)
-        limits = self._limits.get(x, set()) | {index for index, bound in enumerate((low, high)) if bound is not None}
-        if len(limits) == 1:
+        sides = self._limits.get(x, set()) | {index for index, bound in enumerate(limits) if bound is not None}
+        if len(sides) == 1:
             self._set(node.outputs, self.sums[x])
-            self._limits.update(dict.fromkeys(node.outputs, limits))
+            self._limits.update(dict.fromkeys(node.outputs, sides))
 
     def _measure(self, node: ir.Node) -> None:
         """Find the sizes that a Shape or a Size returns: those of X, also of a product of it, but for its last axis."""
         x, is_product = node.inputs[0], False
         while x is not None and x not in self._inputs:
             producer = x.producer()
-            if producer is None or producer.op_type not in (*COPIES, "MatMul"):
+            if producer is None or producer.op_type not in (*SHAPED, "MatMul"):
                 break
             perm = producer.attributes.get_ints("perm", (FEATURES,))
             axis = producer.attributes.get_int("axis", 0) if producer.op_type == "Split" else FEATURES
@@ -221,14 +223,15 @@ class Counters:
         self._set(node.outputs, SIZE if is_known else OTHER)
 
     def _part(self, node: ir.Node) -> list[Sum]:
-        """Elements of the sizes of a product of X, of which the last one is no size of X."""
+        """The sums of selected sizes of a product of X; its last size is none of X."""
         if node.op_type == "Split":
             return [SIZE if index < FEATURES else OTHER for index in range(len(node.outputs))]
-        indices = self._constant(node.inputs[2 if node.op_type == "Slice" else 1]) if len(node.inputs) > 1 else None
-        most = FEATURES if node.op_type == "Slice" else FEATURES - 1
-        first = self._constant(node.inputs[1]) if len(node.inputs) > 1 else None
-        is_known = all(array is not None and array.min(initial=0) >= 0 for array in (first, indices))
-        is_first = is_known and indices is not None and bool(indices.max(initial=0) <= most)
+        bounds = node.inputs[1:3] if node.op_type == "Slice" else node.inputs[1:2]
+        arrays = [self._constant(value) for value in bounds]
+        last = FEATURES if node.op_type == "Slice" else FEATURES - 1
+        is_first = bool(arrays) and all(
+            array is not None and array.min(initial=0) >= 0 and array.max(initial=0) <= last for array in arrays
+        )
         return [SIZE if is_first else OTHER] * len(node.outputs)
 
     def _is_integer(self, node: ir.Node) -> bool:
@@ -240,8 +243,7 @@ class Counters:
             (first, *others) = (part[0] for part in parts)
             factor = 1 if node.op_type == "Add" else -1
             found = first.plus(others[0], factor) if others else ZERO.plus(first, -1)
-            is_compared = self._compares_all and found[:4] in ((0, 1, 0, 0), (0, -1, 0, 0))
-            if any(map(self._counts, node.inputs)) and found not in SUMS and not is_compared:
+            if any(map(self._counts, node.inputs)) and found not in SUMS and not self._is_compared(found):
                 raise OutOfScopeError(f"{node.op_type} '{node.name}' computes a sum of sizes that lowering never does")
             self._set(node.outputs, found)
         elif any(map(self._counts, node.inputs)) or self._is_integer(node):

@@ -15,9 +15,6 @@ from rnn_lower.ir.walk import constant
 from rnn_lower.proving.call import Call, WrongError, cast_type, element_type
 from rnn_lower.proving.elementwise import bounds_of
 
-BOUNDS = ("Less", "Greater", "Max", "Min")
-"""Operators that compare two operands."""
-
 COPIES = ("Cast", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 """Operators whose results are elements of their first input."""
 

@@ -23,11 +23,11 @@ from rnn_lower.ir.walk import get_attribute, known_tensor, nodes, recurrent_node
 from rnn_lower.sandbox import child_process
 from rnn_lower.sandbox.child_process import Ended, run_in_subprocess
 from rnn_lower.sandbox.resource_limits import run_with_limits
-from rnn_lower.transforms.doubtful_sizes import may_be_doubtful
 from rnn_lower.transforms.evaluate import TRUSTED
 from rnn_lower.transforms.inline import inlined
 from rnn_lower.transforms.split_sequences import SEQUENCES, without_sequences
-from rnn_lower.transforms.strip_weights import doubtful_values, outline_of, without_annotations
+from rnn_lower.transforms.strip_weights import outline_of, unverified_values, without_annotations
+from rnn_lower.transforms.unverified_shapes import may_be_unverified
 
 HIDDEN = "rnn_lower.hidden"
 """The domain of nodes that onnxscript must not see while it folds."""
@@ -87,15 +87,16 @@ def _fold_here(model: ir.Model) -> None:
 
 
 def _fold_constants(model: ir.Model, should_fold: Callable[[ir.Node], bool | None], **limits: int) -> None:
-    """Fold with onnxscript, except for nodes that it must not see: sequences, and those of doubtful sizes.
+    """Fold with onnxscript, except for nodes that it must not see: sequences, and those of unverified sizes.
 
     At every opset, it replaces sequences with nodes of opset 18.
     """
     without_sequences(model)
-    doubtful = doubtful_values(outline_of(model)) if any(may_be_doubtful(node) for node, _ in nodes(model)) else set()
+    is_sure = not any(may_be_unverified(node) for node, _ in nodes(model))
+    unverified = set[str]() if is_sure else unverified_values(outline_of(model))
     hidden = [
         node for node, _ in nodes(model) if node.domain in DEFAULT_DOMAINS
-        and (node.op_type in SEQUENCES or (may_be_doubtful(node) and node.outputs[0].name in doubtful))
+        and (node.op_type in SEQUENCES or (may_be_unverified(node) and node.outputs[0].name in unverified))
     ]  # fmt: skip
     for node in hidden:
         node.domain = HIDDEN

@@ -18,7 +18,7 @@ from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import is_quantized, opset_of
 from rnn_lower.options import OP_TYPES
 from rnn_lower.sandbox.resource_limits import run_with_limits
-from rnn_lower.transforms.doubtful_sizes import hide_doubtful, may_be_doubtful
+from rnn_lower.transforms.unverified_shapes import hide_unverified
 
 SHOWN, SHOWN_INTEGERS = 4096, 1 << 18
 """The maximum size, in bytes, of tensors that keep their data, and of lists of integers: shape inference reads axes and
@@ -161,24 +161,22 @@ def _shape_inference(proto: onnx.ModelProto, follow: bool, hints: Shapes | None)
 
 
 def _inferred(plain: onnx.ModelProto, follow: bool) -> tuple[onnx.ModelProto, set[str]]:
-    """A model with inferred shapes, and the names of values for which onnx's inference finds doubtful ones."""
-    doubtful, hidden = set[str](), set[str]()
+    """A model with inferred shapes, and the names of values for which runtimes may compute others."""
+    unverified = set[str]()
     while True:
         model: onnx.ModelProto = onnx.shape_inference.infer_shapes(plain, data_prop=follow)
-        hidden = hide_doubtful(plain, model)
-        doubtful |= hidden
+        hidden = hide_unverified(plain, model)
+        unverified |= hidden
         if not hidden:
-            return model, doubtful
+            return model, unverified
 
 
-def doubtful_values(proto: onnx.ModelProto) -> set[str]:
-    """The names of values of an outline for which onnx's inference finds doubtful shapes."""
-    if not any(may_be_doubtful(node) for graph in protobuf.graphs_in(proto.graph) for node in graph.node):
-        return set()
-    return {*json.loads(run_with_limits(_doubtful_values, proto))}
+def unverified_values(proto: onnx.ModelProto) -> set[str]:
+    """The names of values of an outline for which runtimes may compute other shapes than onnx infers."""
+    return {*json.loads(run_with_limits(_unverified_values, proto))}
 
 
-def _doubtful_values(proto: onnx.ModelProto) -> bytes:
+def _unverified_values(proto: onnx.ModelProto) -> bytes:
     return json.dumps([*_inferred(without_annotations(proto), False)[1]]).encode()
 
 

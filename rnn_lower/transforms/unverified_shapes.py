@@ -19,8 +19,8 @@ UNKNOWN = "rnn_lower.unknown"
 """A domain of operators that shape inference does not know."""
 
 
-def hide_doubtful(model: onnx.ModelProto, inferred: onnx.ModelProto) -> set[str]:
-    """Hide nodes of a model from shape inference if the sizes inferred for them are doubtful; returns their outputs.
+def hide_unverified(model: onnx.ModelProto, inferred: onnx.ModelProto) -> set[str]:
+    """Hide nodes of a model from shape inference if the sizes inferred for them are unverified; returns their outputs.
 
     Afterwards, only the rank and the first two sizes of these are known.
     """
@@ -28,9 +28,9 @@ def hide_doubtful(model: onnx.ModelProto, inferred: onnx.ModelProto) -> set[str]
     for graph, there in zip(protobuf.graphs_in(model.graph), protobuf.graphs_in(inferred.graph), strict=True):
         infos = {info.name: info for info in (*there.value_info, *there.input, *there.output)}
         outputs = {value.name: value for value in graph.output}
-        for node in filter(may_be_doubtful, graph.node):
+        for node in filter(may_be_unverified, graph.node):
             x, y = infos.get(node.input[0]), infos.get(node.output[0])
-            if x is None or y is None or not _is_doubtful(node, graph, protobuf.dims_of(x), protobuf.dims_of(y)):
+            if x is None or y is None or not _is_unverified(node, graph, protobuf.dims_of(x), protobuf.dims_of(y)):
                 continue
             node.domain = UNKNOWN
             rank = len(protobuf.dims_of(x) or ())
@@ -44,12 +44,12 @@ def hide_doubtful(model: onnx.ModelProto, inferred: onnx.ModelProto) -> set[str]
     return hidden
 
 
-def may_be_doubtful(node: onnx.NodeProto | ir.Node) -> bool:
-    """Whether the sizes of a node may be doubtful, by its operator."""
-    return node.op_type in DOUBTS and node.domain in DEFAULT_DOMAINS
+def may_be_unverified(node: onnx.NodeProto | ir.Node) -> bool:
+    """Whether inference may find other sizes for a node than runtimes, by its operator."""
+    return node.op_type in CHECKS and node.domain in DEFAULT_DOMAINS
 
 
-def _is_doubtful(node: onnx.NodeProto, graph: onnx.GraphProto, x: Sizes | None, y: Sizes | None) -> bool:
+def _is_unverified(node: onnx.NodeProto, graph: onnx.GraphProto, x: Sizes | None, y: Sizes | None) -> bool:
     if x is None or y is None:
         return False
     attributes = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
@@ -63,7 +63,7 @@ def _is_doubtful(node: onnx.NodeProto, graph: onnx.GraphProto, x: Sizes | None, 
         for name in node.input[1:]
         if name in tensors and _is_here(tensors[name])
     ]
-    return DOUBTS[node.op_type](attributes, operands, x, y)
+    return CHECKS[node.op_type](attributes, operands, x, y)
 
 
 def _is_here(tensor: onnx.TensorProto) -> bool:
@@ -105,10 +105,10 @@ def _is_same(attributes: Attributes) -> bool:
     return attributes.get("auto_pad", b"NOTSET") in (b"SAME_UPPER", b"SAME_LOWER")
 
 
-Doubt = Callable[[Attributes, Sequence[np.ndarray], Sizes, Sizes], bool]
-"""Whether sizes are doubtful: by the attributes, the constant operands, and the sizes of the input and the output."""
+Check = Callable[[Attributes, Sequence[np.ndarray], Sizes, Sizes], bool]
+"""Whether runtimes may compute other sizes: by attributes, constant operands, and the sizes of the input and output."""
 
-DOUBTS: Mapping[str, Doubt] = {
+CHECKS: Mapping[str, Check] = {
     **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), _pool),
     **dict.fromkeys(("Resize", "Upsample"), _scaled),
     "ConvTranspose": _transposed,
