@@ -21,11 +21,11 @@ from rnn_lower.ir.walk import content_key, known_tensor, opset_of, output_names,
 from rnn_lower.lowering.node import OPERATORS, RecurrentNode
 from rnn_lower.modelio import files
 from rnn_lower.proving.model_inputs import required_inputs
-from rnn_lower.proving.old_operators import FIRST_TODAY
 from rnn_lower.proving.report import Proof
 from rnn_lower.shapes.declared import can_agree, declaration
 from rnn_lower.targeting.native_refusals import refused_by_onnxruntime
 from rnn_lower.transforms.fold import dead_nodes, is_folded
+from rnn_lower.transforms.old_operators import FIRST_TODAY
 
 Agree = Callable[[list[Any], list[Any]], bool]
 """Whether two lists of results are equal within the tolerance."""

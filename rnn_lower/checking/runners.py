@@ -21,7 +21,7 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.modelio.output_path import is_binary
 from rnn_lower.options import QUANTIZED
 from rnn_lower.proving import reference
-from rnn_lower.proving.old_operators import open_evaluator
+from rnn_lower.transforms.evaluate import evaluator
 from rnn_lower.transforms.inline import inlined
 
 ORT = f"onnxruntime {onnxruntime.__version__}"
@@ -120,7 +120,7 @@ def open_reference(
         change(proto)
     if proto.functions:  # the evaluator does not use `operators` in functions
         proto = inlined(proto)
-    ready = open_evaluator(proto, operators)
+    ready = evaluator(proto, operators)
     return lambda feeds: list(ready.run(None, feeds))
 
 

@@ -19,9 +19,9 @@ from rnn_lower.ir import protobuf
 from rnn_lower.ir.walk import constant, subgraphs
 from rnn_lower.proving import equations
 from rnn_lower.proving.field import Array
-from rnn_lower.proving.old_operators import open_evaluator
 from rnn_lower.proving.program import Program, read_by
-from rnn_lower.proving.reference import FLOATS
+from rnn_lower.proving.reference import FLOATS, OPERATORS
+from rnn_lower.transforms.evaluate import evaluator
 
 TOLERANCE, LEAST, AMPLIFIED = 1e-3, 1e-6, 1000
 """Of the largest value of a unit, of the largest value, and of the difference between float32 and float64."""
@@ -56,7 +56,7 @@ def runner(program: Program, inputs: Collection[ir.Value]) -> Run:
     ends = ([onnx.ValueInfoProto(name=name) for name in each] for each in ((*names[0], *constants), names[1]))
     graph = onnx.helper.make_graph(list(map(_message, program.nodes)), "emitted", *ends)
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", program.opset)])
-    ready = open_evaluator(model)
+    ready = evaluator(model, OPERATORS)
 
     def run(arrays: Mapping[ir.Value, Array]) -> list[Array]:
         feeds = {**constants, **{str(value.name): array for value, array in arrays.items()}}
@@ -69,7 +69,7 @@ def runner(program: Program, inputs: Collection[ir.Value]) -> Run:
 def outputs(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> list[Array]:
     """The outputs of a model without functions, computed by onnx's evaluator. Raises its errors."""
     with np.errstate(all="ignore"):
-        return [np.asarray(each) for each in open_evaluator(model).run(None, dict(inputs))]
+        return [np.asarray(each) for each in evaluator(model, OPERATORS).run(None, dict(inputs))]
 
 
 def _message(node: ir.Node) -> onnx.NodeProto:

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 from onnx.reference.op_run import OpRun
 
 from rnn_lower.options import OP_TYPES, QUANTIZED
 from rnn_lower.proving import equations
+from rnn_lower.transforms.reference_operators import attributes_of, operator
 
 Array = np.ndarray
 
@@ -70,23 +70,6 @@ Record = Callable[[onnx.NodeProto, Array, Array | None], "int | None"]
 OTHER = 0.7310585786
 """The sum of the recurrent weights and the others: no weight stays as it is, or changes only its sign."""
 
-Kernel = Callable[..., Sequence[Array]]
-"""(node, *inputs) -> outputs"""
-
-
-def operator(op_type: str, kernel: Kernel, domain: str = "") -> type[OpRun]:
-    """An operator for `onnx.reference.ReferenceEvaluator(model, new_ops=...)`."""
-
-    class Operator(OpRun):  # type: ignore[misc]
-        op_domain = domain
-
-        def _run(self, *inputs: Array | None, **_: Any) -> tuple[Array, ...]:
-            with np.errstate(all="ignore"):
-                return tuple(kernel(self.onnx_node, *inputs))
-
-    Operator.__name__ = op_type
-    return Operator
-
 
 def operators(record: Record = lambda *_: None) -> tuple[type[OpRun], ...]:
     """RNN, GRU, LSTM, and onnxruntime's DynamicQuantizeLSTM without rounded products. record: see `Record`."""
@@ -110,11 +93,6 @@ def _dequantized(inputs: Sequence[Any]) -> list[Any]:
         factor, zero = (x.reshape(len(numbers), 1, -1) for x in (factor, zero))
         held[index] = np.swapaxes((numbers - zero) * factor, 1, 2)
     return held
-
-
-def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
-    """The attributes by name, with bytes decoded."""
-    return {attribute.name: ir.from_proto(attribute).value for attribute in node.attribute}
 
 
 OPERATORS: tuple[type[OpRun], ...] = operators()

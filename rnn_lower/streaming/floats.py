@@ -16,10 +16,11 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.proving import float_run
 from rnn_lower.proving.call import OutOfScopeError
 from rnn_lower.proving.field import Array
-from rnn_lower.proving.old_operators import open_evaluator
+from rnn_lower.proving.reference import OPERATORS
 from rnn_lower.proving.whole_model import CASTS, ModelInterpreter
 from rnn_lower.streaming.chunked_runs import ChunkedRuns
 from rnn_lower.streaming.session import Feeds, StreamingSession
+from rnn_lower.transforms.evaluate import evaluator
 
 RUNS, FIRST, SECOND = 3, 8, 4
 """The number of runs in floats, and the steps of their two chunks, in addition to remembered and late ones."""
@@ -67,7 +68,7 @@ def difference_in_floats(runs: ChunkedRuns) -> tuple[str, str]:
 
 
 def _evaluator(document: Document) -> Callable[[Feeds], list[Array]]:
-    opened = functools.cache(lambda: open_evaluator(document.embedded()))
+    opened = functools.cache(lambda: evaluator(document.embedded(), OPERATORS))
 
     def run(feeds: Feeds) -> list[Array]:
         with np.errstate(all="ignore"):

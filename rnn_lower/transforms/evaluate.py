@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.traits import DATA_MOVEMENT, ELEMENTWISE
-from rnn_lower.ir.walk import known_tensor, subgraphs
+from rnn_lower.ir.walk import known_tensor, opset_of, subgraphs
 
 if TYPE_CHECKING:
     from onnx.reference import ReferenceEvaluator
@@ -61,8 +61,19 @@ def evaluate(
     return [np.asarray(value) for value in evaluator(model).run(None, dict(feeds))]
 
 
+def divides_by_zero(node: ir.Node, operands: Sequence[np.ndarray | None]) -> bool:
+    """Whether a node divides an integer by zero."""
+    divisor = operands[1] if node.op_type in ("Div", "Mod") and len(operands) == 2 else None
+    return divisor is not None and divisor.dtype.kind in "iu" and not divisor.all()
+
+
 def evaluate_node(node: ir.Node, operands: Sequence[np.ndarray | None], opset: int) -> list[np.ndarray]:
-    """The named outputs of one node. operands: in input order, None for absent ones."""
+    """The named outputs of one node. operands: in input order, None for absent ones.
+
+    Raises ZeroDivisionError for integers, with which numpy continues, and the errors of `evaluate`.
+    """
+    if divides_by_zero(node, operands):
+        raise ZeroDivisionError
     names = [f"in{index}" if operand is not None else "" for index, operand in enumerate(operands)]
     proto = ir.to_proto(node)
     proto.input[:] = names
@@ -121,16 +132,18 @@ def _content(value: ir.Value | None, node: ir.Node) -> np.ndarray | None:
 def evaluator(model: onnx.ModelProto, operators: Iterable[type] = ()) -> ReferenceEvaluator:
     """An evaluator for a model; names unnamed outputs in place.
 
-    onnx 1.23 would pass an unnamed output to every later node that omits an optional input. operators: replacements for
-    onnx's own.
+    onnx 1.23 would pass an unnamed output to every later node that omits an optional input. model: without functions.
+    operators: replacements for onnx's own.
     """
     # Most models need no evaluation, and these imports take a tenth of the time to lower a small one.
     from onnx.reference import ReferenceEvaluator
 
+    from rnn_lower.transforms.old_operators import FIRST_TODAY, OLD_OPERATORS
     from rnn_lower.transforms.reference_operators import OPERATORS
 
     count = itertools.count()
     for holder in protobuf.holders(model):
         for node in holder.node:
             node.output[:] = [name or f"rnn_lower/unwanted/{next(count)}" for name in node.output]
-    return ReferenceEvaluator(model, new_ops=[*OPERATORS, *operators])
+    old = OLD_OPERATORS if (opset_of(model) or 0) < FIRST_TODAY else ()
+    return ReferenceEvaluator(model, new_ops=[*OPERATORS, *old, *operators])

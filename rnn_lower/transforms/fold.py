@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -23,7 +23,7 @@ from rnn_lower.ir.walk import get_attribute, known_tensor, nodes, recurrent_node
 from rnn_lower.sandbox import child_process
 from rnn_lower.sandbox.child_process import Ended, run_in_subprocess
 from rnn_lower.sandbox.resource_limits import run_with_limits
-from rnn_lower.transforms.evaluate import TRUSTED
+from rnn_lower.transforms.evaluate import TRUSTED, divides_by_zero
 from rnn_lower.transforms.inline import inlined
 from rnn_lower.transforms.split_sequences import SEQUENCES, without_sequences
 from rnn_lower.transforms.strip_weights import outline_of, unverified_values, without_annotations
@@ -79,7 +79,7 @@ def is_folded(model: onnx.ModelProto) -> bool:
 
 
 def _fold_here(model: ir.Model) -> None:
-    before = {node for node, _ in nodes(model)}
+    before = {node: len(node.inputs) for node, _ in nodes(model)}
     with _without_declared_shapes(model), _silent(logging.getLogger("onnxscript.optimizer._constant_folding")):
         _fold_constants(model, _is_small, input_size_limit=LIMIT, output_size_limit=LIMIT)
         ir.passes.common.RemoveUnusedNodesPass()(model)
@@ -203,6 +203,10 @@ def _is_doubtful(node: ir.Node) -> bool:
         return node.attributes.get_int("to", 0) in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
     if x is not None and node.op_type in ("DequantizeLinear", "Pow"):  # onnxruntime computes powers in double
         return x.dtype in (ir.DataType.INT32, ir.DataType.INT64)
+    if divides_by_zero(node, [*map(walk.constant, node.inputs)]):
+        return True
+    if {"axis", "broadcast"} <= node.attributes.keys():  # before opset 7; onnxscript ignores the axis
+        return True
     if node.op_type == "Unsqueeze":
         axes = walk.integers(node, "axes", 1, walk.constant) or []
         return axes != sorted(axes) or (len(axes) > 1 and axes[0] < 0)
@@ -221,11 +225,12 @@ def _is_backwards(node: ir.Node) -> bool:
     return begins_before or ends_behind(shape, ends, axes, steps)
 
 
-def _complete(model: ir.Model, before: Collection[ir.Node]) -> None:
+def _complete(model: ir.Model, before: Mapping[ir.Node, int]) -> None:
     """Make the result valid at the model's opset: constants of old opsets, and optional inputs and outputs that the
     optimizer dropped but ONNX requires, of Loops and function calls.
 
-    before: the nodes before folding.  Raises RnnLowerError if another new node is invalid.
+    before: the nodes before folding, with their numbers of inputs.
+    Raises RnnLowerError if another new node is invalid.
     """
     names = Names(used_names(model))
     for node, scope in [*nodes(model)]:
@@ -234,7 +239,8 @@ def _complete(model: ir.Model, before: Collection[ir.Node]) -> None:
                 value.name = value.name or names.unique("unwanted")
         elif node.domain in DEFAULT_DOMAINS and (schema := schema_of(node.op_type, scope.opset)) is not None:
             single = [formal for formal in schema.inputs if formal.option != VARIADIC]
-            node.resize_inputs(max(min(schema.min_input, len(single)), len(node.inputs)))
+            needed = min(schema.min_input, len(single), before.get(node, schema.min_input))
+            node.resize_inputs(max(needed, len(node.inputs)))
             if node.op_type == "Constant" and node not in before and _rewritten(node, scope.opset, names):
                 continue
             if node not in before and (why := unfit(node, scope.opset)):

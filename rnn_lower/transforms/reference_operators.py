@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx_ir as ir
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops import op_batch_normalization, op_dequantize_linear, op_loop
 
@@ -237,6 +239,29 @@ class DequantizeLinear(op_dequantize_linear.DequantizeLinear_25):  # type: ignor
     def _run(self, *operands: Any, axis: Any = None, **newer: Any) -> tuple[Any, ...]:
         newer = {name: value for name, value in newer.items() if value is not None}
         return tuple(super()._run(*operands, axis=1 if axis is None else axis, **newer))
+
+
+Kernel = Callable[..., Sequence[np.ndarray]]
+"""(node, *inputs) -> outputs"""
+
+
+def operator(op_type: str, kernel: Kernel, domain: str = "") -> type[OpRun]:
+    """An operator for `onnx.reference.ReferenceEvaluator(model, new_ops=...)`."""
+
+    class Operator(OpRun):  # type: ignore[misc]
+        op_domain = domain
+
+        def _run(self, *inputs: np.ndarray | None, **_: Any) -> tuple[np.ndarray, ...]:
+            with np.errstate(all="ignore"):
+                return tuple(kernel(self.onnx_node, *inputs))
+
+    Operator.__name__ = op_type
+    return Operator
+
+
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    """The attributes by name, with bytes decoded."""
+    return {attribute.name: ir.from_proto(attribute).value for attribute in node.attribute}
 
 
 OPERATORS = (

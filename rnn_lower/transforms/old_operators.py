@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx
 
-from rnn_lower.ir.walk import opset_of
-from rnn_lower.proving.reference import OPERATORS, attributes_of, operator
-from rnn_lower.transforms.evaluate import evaluator
-
-if TYPE_CHECKING:
-    from onnx.reference import ReferenceEvaluator  # which takes time to import
+from rnn_lower.transforms.reference_operators import attributes_of, operator
 
 Array = np.ndarray
 FIRST_TODAY = 7
@@ -37,7 +32,7 @@ def _unary(function: Callable[[Array], Array]) -> Callable[..., Array]:
 
 
 def _divide(a: Array, b: Array) -> Array:
-    return np.asarray(a / b if a.dtype.kind == "f" else a // b)
+    return np.asarray(a / b if a.dtype.kind == "f" else (a - np.fmod(a, b)) // b)
 
 
 def _cast(x: Array, to: Any = None, **_: Any) -> Array:
@@ -84,8 +79,3 @@ def _run(node: onnx.NodeProto, *inputs: Array | None) -> list[Array]:
 
 
 OLD_OPERATORS = tuple(operator(op_type, _run) for op_type in KERNELS)
-
-
-def open_evaluator(model: onnx.ModelProto, operators: Iterable[type] = OPERATORS) -> ReferenceEvaluator:
-    """An evaluator for a model without functions, with the equations of recurrent nodes and the old operators."""
-    return evaluator(model, (*operators, *(OLD_OPERATORS if (opset_of(model) or 0) < FIRST_TODAY else ())))
