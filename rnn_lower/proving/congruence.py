@@ -1,4 +1,4 @@
-"""Keys of bodies: two bodies with one key compute the same, so that they need no run to be compared.
+"""Keys of values and bodies: two with one key compute the same, so that they need no run to be compared.
 
 The key of a value consists of its operator, attributes and operands, or of its numbers if constants alone compute it.
 So a node has the same key before and after constant folding. The key of a body contains that of its node, since bodies
@@ -10,19 +10,32 @@ from __future__ import annotations
 import collections
 import hashlib
 from collections.abc import Collection
+from typing import NamedTuple
 
 import onnx_ir as ir
 
 from rnn_lower.ir.traits import RANDOM
-from rnn_lower.ir.walk import constant, content_key, nodes, subgraphs
+from rnn_lower.ir.walk import constant, content_key, nodes, output_names, subgraphs
 from rnn_lower.proving.call import OutOfScopeError, attributes_key
 from rnn_lower.transforms.evaluate import computed_constants
 
 Key = bytes
 
+COLLISION = 2.0**-128
+"""An upper bound on the probability that different values of two models have the same key."""
 
-def congruence_keys(model: ir.Model, equal: Collection[str | None]) -> dict[ir.Graph, Key]:
-    """The key of each body of a model without functions, whose nodes are in order.
+
+class Keys(NamedTuple):
+    """The keys of the outputs of a model, in order, of its bodies, of values that no node reads, and of all values."""
+
+    outputs: list[Key]
+    bodies: dict[ir.Graph, Key]
+    unread: set[Key]
+    values: set[Key]
+
+
+def congruence_keys(model: ir.Model, equal: Collection[str | None] = ()) -> Keys:
+    """The keys of a model without functions, whose nodes are in order.
 
     equal: the names of values that are known to be equal in the models that are compared.
 
@@ -33,14 +46,14 @@ def congruence_keys(model: ir.Model, equal: Collection[str | None]) -> dict[ir.G
     found: dict[ir.Graph, Key] = {}
 
     def of_value(value: ir.Value | None) -> Key:
-        array = computed.get(value, constant(value))
-        if array is not None:
-            return _key("constant", content_key(array))
         if value is None or not value.name:
             return _key("absent")
-        if value.name not in equal and value not in keys:
-            raise OutOfScopeError(f"the origin of value '{value.name}' is unknown")
-        return _key("equal", value.name) if value.name in equal else keys[value]
+        if value not in keys:
+            array = computed.get(value, constant(value))
+            if array is None:
+                raise OutOfScopeError(f"the origin of value '{value.name}' is unknown")
+            keys[value] = _key("constant", content_key(array))
+        return keys[value]
 
     def of_body(body: ir.Graph, depth: int) -> Key:
         keys.update({value: _key("argument", depth, index) for index, value in enumerate(body.inputs)})
@@ -51,14 +64,31 @@ def congruence_keys(model: ir.Model, equal: Collection[str | None]) -> dict[ir.G
     def follow(graph: ir.Graph, depth: int) -> None:
         for node in graph:
             inner = [(name, body, of_body(body, depth + 1)) for name, body in subgraphs(node)]
-            own = node.name if node.op_type in RANDOM else ""
+            own = output_names(node) if node.op_type in RANDOM else ()
             operands = [*map(of_value, node.inputs), len(node.outputs)]  # of a Split, the number decides the sizes
             key = _key(node.op_identifier(), own, operands, [(a, k) for a, _, k in inner], attributes_key(node))
-            keys.update({value: _key(key, index) for index, value in enumerate(node.outputs)})
             found.update({body: _key(key, name) for name, body, _ in inner})
+            for index, value in enumerate(node.outputs):
+                if value not in computed and constant(value) is None:
+                    keys[value] = _key("equal", value.name) if value.name in equal else _key(key, index)
 
     follow(model.graph, 0)
-    return found
+    outputs = [of_value(value) for value in model.graph.outputs]
+    unread = {value for node, _ in nodes(model) for value in node.outputs if value.name and not value.uses()}
+    return Keys(outputs, found, {of_value(value) for value in unread}, {*keys.values()})
+
+
+def incongruent_outputs(before: ir.Model, after: ir.Model) -> list[int]:
+    """The indices of the outputs of two models that have different keys, so that only a run can compare them.
+
+    All outputs, if only the second model has a node that no other node reads, and that may fail.
+    """
+    try:
+        old, new = map(congruence_keys, (before, after))
+    except OutOfScopeError:
+        return [*range(len(before.graph.outputs))]
+    has_new_ends = bool(new.unread - old.values - {*new.outputs})
+    return [index for index, (a, b) in enumerate(zip(old.outputs, new.outputs, strict=True)) if has_new_ends or a != b]
 
 
 def named_outside_loops(model: ir.Model) -> set[str]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
+import onnx_ir.passes.common
 
 from rnn_lower.driver.plan import document_without_sequences
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
@@ -21,7 +22,7 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proving import float_run
 from rnn_lower.proving.call import OutOfScopeError, UndefinedError, WrongError
-from rnn_lower.proving.congruence import congruence_keys, named_outside_loops
+from rnn_lower.proving.congruence import COLLISION, congruence_keys, incongruent_outputs, named_outside_loops
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.integer_flow import IntegerFlow
 from rnn_lower.proving.interpreter import NoStepsError, check_time
@@ -90,7 +91,10 @@ def prove_whole(
     ways = [(True, False), (False, False)]
     if _recurrent(models[0]) == _recurrent(models[1]):  # usually, they also read the same, and need no equations
         ways.insert(0, (True, True))
-    for folded, opaque in () if wrong else ways:
+    compared = incongruent_outputs(*models)
+    if 0 < len(compared) < len(models[0].graph.outputs):
+        documents = [document.changed(functools.partial(_restrict, indices=compared)) for document in documents]
+    for folded, opaque in ways if compared and not wrong else ():
         try:
             comparison = _Comparison(documents, points, seed, deadline, folded, exact_sizes)
             comparison.opaque = opaque
@@ -107,6 +111,8 @@ def prove_whole(
         except WrongError as error:
             verdict, reason = DIFFERENT, str(error)
     bound = min(1.0, FAILURE * max(1, count_nodes(models[1].graph))) ** points if verdict == PROVED else 1.0
+    if not compared and not wrong:
+        verdict, bound = PROVED, COLLISION
     rows = _rows(*models)
     share = bound / max(1, len(rows))
     nodes = tuple(
@@ -115,6 +121,12 @@ def prove_whole(
     )  # fmt: skip
     rest = bound if not rows or verdict != PROVED else 0.0
     return Proof(nodes, steps=(NodeProof("models", "", "", verdict, rest, evaluations, reason),))
+
+
+def _restrict(model: ir.Model, indices: Collection[int]) -> None:
+    """Keep only these outputs of a model, and the nodes that compute them."""
+    model.graph.outputs[:] = [model.graph.outputs[index] for index in indices]
+    ir.passes.common.RemoveUnusedNodesPass()(model)
 
 
 def _rows(before: ir.Model, after: ir.Model) -> list[tuple[str, str, tuple[str, ...]]]:
@@ -211,7 +223,9 @@ class _Comparison:
         equal = {name for name, agreed in self.agreed.items() if agreed}
         old, new = (
             {keys[part]: part for part in parts}
-            for parts, keys in zip(self.untested, (congruence_keys(model, equal) for model in self.models), strict=True)
+            for parts, keys in zip(
+                self.untested, (congruence_keys(model, equal).bodies for model in self.models), strict=True
+            )
         )
         if new.keys() - old.keys():
             raise OutOfScopeError("a loop body or a branch that lowering changed ran in no comparison")

@@ -19,6 +19,7 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.modelio.files import load
 from rnn_lower.sandbox import child_process
 from rnn_lower.transforms import fold
+from rnn_lower.transforms.evaluate import evaluate_node
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 X = np.random.default_rng(0).standard_normal((2, 5, 3)).astype(np.float32)
@@ -625,7 +626,7 @@ def test_a_step_that_cannot_be_proved_is_no_change():
     model.graph.initializer.append(numpy_helper.from_array(np.float32(2), "two"))
     model.graph.node.extend([
         helper.make_node("Odd", ["Y"], ["Z"], domain="com.other"), helper.make_node("Neg", ["two"], ["minus"]),
-        helper.make_node("Mul", ["Z", "minus"], ["out"]),
+        helper.make_node("Dropout", ["Z"], ["same"]), helper.make_node("Mul", ["same", "minus"], ["out"]),
     ])  # fmt: skip
     model.graph.output[0].CopyFrom(helper.make_tensor_value_info("out", TensorProto.FLOAT, None))
     proof = rnn_lower.prove(model, rnn_lower.lower(model, fold=True))
@@ -660,7 +661,11 @@ def test_a_proof_counts_the_chance_of_error_of_each_step():
     model, _ = build(Case("GRU", 17, dynamic=True, outputs=("Y",)))
     model.graph.initializer.append(numpy_helper.from_array(np.float32(2), "two"))
     model.graph.node.extend(
-        [helper.make_node("Neg", ["two"], ["minus"]), helper.make_node("Mul", ["Y", "minus"], ["Z"])]
+        [
+            helper.make_node("Dropout", ["Y"], ["same"]),
+            helper.make_node("Neg", ["two"], ["minus"]),
+            helper.make_node("Mul", ["same", "minus"], ["Z"]),
+        ]
     )
     model.graph.output[0].CopyFrom(helper.make_tensor_value_info("Z", TensorProto.FLOAT, None))
     proof = rnn_lower.prove(model, rnn_lower.lower(model, fold=True))
@@ -691,6 +696,72 @@ def test_constants_that_the_evaluator_of_onnx_computes_otherwise(node, operands)
     lowered = rnn_lower.lower(model, fold=True)
     close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
     assert rnn_lower.prove(model, lowered).ok
+
+
+def extended(model: onnx.ModelProto, node: onnx.NodeProto, operands: dict[str, np.ndarray]) -> onnx.ModelProto:
+    """The model with a node of constants, whose result `z` is an output."""
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in operands.items())
+    model.graph.node.append(node)
+    model.graph.output.append(
+        helper.make_tensor_value_info("z", numpy_helper.from_array(operands["a"]).data_type, None)
+    )
+    return model
+
+
+def kept(model: onnx.ModelProto, op: str) -> bool:
+    return any(node.op_type == op for node in model.graph.node)
+
+
+@pytest.mark.parametrize(
+    ("op", "function"), [("Add", np.add), ("Sub", np.subtract), ("Mul", np.multiply), ("Div", np.divide)]
+)
+def test_an_axis_of_broadcasting_is_not_ignored(op, function):
+    """Before opset 7, the axis of the first operand to which the second one is aligned; numpy would align the last."""
+    a, b = X[0, :3], X[1, 0]
+    node = helper.make_node(op, ["a", "b"], ["z"], axis=0, broadcast=1)
+    model = extended(build(Case("RNN", 6, outputs=("Y",)))[0], node, {"a": a, "b": b})
+    folded = {tensor.name: tensor for tensor in rnn_lower.lower(model, fold=True).graph.initializer}
+    assert "z" not in folded or np.array_equal(numpy_helper.to_array(folded["z"]), function(a, b[:, None]))
+    (found,) = evaluate_node(ir.from_proto(node), [a, b], 6)
+    np.testing.assert_array_equal(found, function(a, b[:, None]))
+
+
+@pytest.mark.parametrize("op", ["Div", "Mod"])
+def test_a_division_of_integers_by_zero_is_not_folded(op):
+    numbers = {"a": np.array([5, 4]), "b": np.array([0, 2])}
+    model = extended(build(Case("RNN", 17, outputs=("Y",)))[0], helper.make_node(op, ["a", "b"], ["z"]), numbers)
+    lowered = rnn_lower.lower(model, fold=True)
+    assert kept(lowered, op)
+    assert rnn_lower.prove(model, lowered).ok
+
+
+def test_nodes_that_lack_an_input_are_not_completed():
+    model = extended(
+        build(Case("RNN", 1, outputs=("Y",)))[0], helper.make_node("Tile", ["a", "b"], ["z"]), {"a": X, "b": X}
+    )
+    model.graph.input.append(helper.make_tensor_value_info("c", FLOAT, [2, 5, 3]))
+    model.graph.node[-1].input[0] = "c"
+    lowered = rnn_lower.lower(model, fold=True)
+    assert [list(node.input) for node in lowered.graph.node if node.op_type == "Tile"] == [["c", "b"]]
+
+
+def test_steps_of_operators_without_an_equation_are_proved():
+    """Constants are folded next to operators of another domain, random ones, and shapes that nobody knows."""
+    model, _ = build(Case("GRU", 17, outputs=("Y",)))
+    model.opset_import.append(helper.make_opsetid("com.other", 1))
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(2), "two"))
+    model.graph.node.extend([
+        helper.make_node("RandomNormalLike", ["Y"], ["noise"]), helper.make_node("Odd", ["noise"], ["Z"], domain="com.other"),
+        helper.make_node("Neg", ["two"], ["minus"]), helper.make_node("Mul", ["Z", "minus"], ["out"]),
+    ])  # fmt: skip
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("out", FLOAT, None))
+    lowered = rnn_lower.lower(model, fold=True)
+    assert not kept(lowered, "Neg")
+    assert rnn_lower.prove(model, lowered).ok
+    other = onnx.ModelProto()
+    other.CopyFrom(model)
+    other.graph.initializer[-1].CopyFrom(numpy_helper.from_array(np.float32(3), "two"))
+    assert not rnn_lower.prove(other, lowered).ok
 
 
 SIZES = {

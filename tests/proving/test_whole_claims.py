@@ -280,7 +280,9 @@ def test_a_cast_to_the_type_that_there_is_changes_nothing():
 
 
 def test_a_constant_too_large_to_be_made_is_out_of_scope():
-    tail = "s = Constant <value = int64[2] {300000, 300000}> () z = ConstantOfShape (s) y = ReduceSum (z)"
+    tail = (
+        "s = Constant <value = int64[2] {300000, 300000}> () z = ConstantOfShape (s) r = ReduceSum (z) y = Mul (h, r)"
+    )
     assert "elements" in str(proved_as_wholes(model(LOOP, tail), model(UNROLLED, tail)).reasons)
 
 
