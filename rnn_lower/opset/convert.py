@@ -313,6 +313,7 @@ def _put_in_place(
     for name, value in made_values.items():
         if name not in ours:
             value.name = names.unique(f"{display_name(node)}/{name}")
+        value.shape = ours[name].shape if name in ours else None  # inference of one node invents names of sizes
     old_values = [value for value in node.outputs if value.name]
     new_values = [made_values[value.name] for value in old_values]
     substitute([node], new, old_values, new_values)
