@@ -11,10 +11,9 @@ from rnn_lower.proving.call import OutOfScopeError
 from rnn_lower.proving.field import Array
 
 LENGTHS, MOST_LENGTHS, MOST_STEPS = 6, 70, 10_000
-LONGER = (9, 17, 40)
-"""Lengths to compare if the model leaves the length open: all below LENGTHS, and those of LONGER, of which the first
-suffices for over LARGE weights; up to MOST_LENGTHS if the graph compares values with a constant, beyond which it may
-behave differently. MOST_STEPS limits known lengths.
+LONGER = 9
+"""Lengths to compare if the model leaves the length open: all below LENGTHS, and LONGER; up to MOST_LENGTHS if the
+graph compares values with a constant, beyond which it may behave differently. MOST_STEPS limits known lengths.
 """
 
 ALL_VECTORS, LARGE, SHORT, MOST_VECTORS = 36, 300_000, 12, 64
@@ -60,15 +59,10 @@ class Known:
     compared: int
 
     @property
-    def longer(self) -> tuple[int, ...]:
-        """The lengths beyond LENGTHS to compare."""
-        return LONGER if self.weights <= LARGE else LONGER[:1]
-
-    @property
     def longest(self) -> int | None:
         """The largest length that is compared, or None if the node's sizes are known."""
         if self.T is None:
-            return max(*self.longer, self.compared + 1)
+            return max(LONGER, self.compared + 1)
         return max(self.T, LENGTHS, self.compared + 1) if self.N is None else None
 
 
@@ -102,7 +96,7 @@ def _steps(known: Known) -> list[int]:
         )
     if known.T is not None and known.T > MOST_STEPS:
         raise OutOfScopeError(f"the sequence has {known.T} steps, but the proof supports at most {MOST_STEPS}")
-    return [*range(most), *(more for more in known.longer if more >= most)] if known.T is None else [known.T]
+    return [known.T] if known.T is not None else [*range(most)] if most > LONGER else [*range(most), LONGER]
 
 
 def _at_length(known: Known, steps: int, left_out: set[str]) -> list[Sizes]:
@@ -110,24 +104,26 @@ def _at_length(known: Known, steps: int, left_out: set[str]) -> list[Sizes]:
     T, N, lengths = known.T, known.N, known.lengths
     if not known.has_lengths:
         few = (1, 3) if known.weights <= LARGE or T is not None or known.compared > 1 else (1 + 2 * (steps % 2),)
-        rows = (N,) if N is not None else (5,) if steps in known.longer else few
+        rows = (N,) if N is not None else (5,) if steps == LONGER else few
         return [(steps, count, None) for count in rows]
     if lengths is not None:
         if not steps and lengths.max(initial=0) > 0:  # a length beyond an empty sequence has no steps to read
             return []
         return [(steps, lengths.size, tuple(int(length) for length in lengths))]
     vectors = _vectors(steps, N, 0 if known.weights > LARGE else ALL_VECTORS)
-    if T is None and steps in known.longer:
+    if T is None and steps == LONGER:
         vectors = vectors[:: -(-len(vectors) // 2)]
     if len(vectors) > MOST_VECTORS:
         count, vectors = len(vectors), vectors[:: -(-len(vectors) // MOST_VECTORS)]
         left_out.add(f"the nodes are compared only for {len(vectors)} of {count} possible values of sequence_lens")
+    if N is not None and len({*vectors}) < len({*itertools.chain(*vectors)}) ** N:
+        left_out.add("of the lengths of several sequences, the nodes are compared only for some combinations")
     return [(steps, len(vector), vector) for vector in vectors]
 
 
 def _large_batch(known: Known, largest: int, left_out: set[str]) -> list[Sizes]:
     """A batch with more rows than any integer that the subgraph compares. largest: the batch size so far."""
-    steps, rows = 3 if known.T is None else known.T, max(known.compared, *known.longer) + 2
+    steps, rows = 3 if known.T is None else known.T, max(known.compared, LONGER) + 2
     if steps * rows * known.weights > (MOST_PRODUCTS if known.compared else FEW_PRODUCTS):
         if known.compared:
             left_out.add(f"the nodes are compared only for batch sizes up to {largest}")

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.walk import known_tensor, subgraphs
-from rnn_lower.proving.call import OutOfScopeError
+from rnn_lower.proving.call import OutOfScopeError, WrongError
 from rnn_lower.proving.element_types import WIDE_INTEGERS
 from rnn_lower.proving.emitted_uses import POSITIONS
 from rnn_lower.proving.field import Array
@@ -106,7 +106,12 @@ class Counters:
 
     def _follow_all(self, nodes: Iterable[ir.Node]) -> None:
         for node in nodes:
-            self._follow(node)
+            try:
+                self._follow(node)
+            except OutOfScopeError:
+                raise
+            except Exception as error:  # of a node that no runtime accepts
+                raise WrongError(f"{node.op_type} '{node.name}' cannot run: {error}") from None
 
     def _constant(self, value: ir.Value | None) -> np.ndarray | None:
         tensor = known_tensor(value)
@@ -143,7 +148,9 @@ class Counters:
         elif op in ("Shape", "Size"):
             self._measure(node)
         elif op == "NonZero":
-            self._set(node.outputs, POSITION if self._sums_of(node.inputs[0]) == [ONE] else MIXED)
+            if self._sums_of(node.inputs[0]) != [ONE]:
+                raise OutOfScopeError(f"NonZero '{node.name}' counts elements")
+            self._set(node.outputs, POSITION)
         elif op == "ConstantOfShape":
             value = node.attributes.get("value")
             self._set(node.outputs, Sum(number=0 if value is None else float(value.as_tensor().numpy().ravel()[0])))

@@ -17,7 +17,8 @@ from rnn_lower.ir.walk import known_tensor
 from rnn_lower.lowering.node import Dim
 from rnn_lower.proving.call import Call, DivisionByZeroError, OutOfScopeError, UndefinedError, WrongError
 from rnn_lower.proving.emitted_uses import POSITIONS, USES, may_divide_by_zero
-from rnn_lower.proving.field import SMALL, Array, Field
+from rnn_lower.proving.field import Array, Field
+from rnn_lower.proving.induction import Slot
 from rnn_lower.proving.interpreter import Graph, Interpreter, check_shape
 
 AT_AN_END = (-1, 0, 1)
@@ -25,10 +26,6 @@ AT_AN_END = (-1, 0, 1)
 
 SUMMED = ("Conv", "Gemm", "MatMul")
 """Operators that sum products over an axis of their first operand."""
-
-REGULAR = 4
-"""The number of consecutive steps in which a state must not become a small integer or change by the same number: by
-chance, a random element does so once in several thousand steps."""
 
 ELEMENT = 32
 """The work of one element of a result, in products; it takes as much time, and its memory."""
@@ -41,12 +38,14 @@ class Observed:
     steps: by loop that carries floats, its numbers of steps.
     joined: by Concat, operand and size of the features of X, the size of the operand along the axis.
     summed: by product of matrices and size of the features of X, the number of products that it sums.
+    sliced: by Slice and axis, the sizes of the axis before and after it.
     """
 
     def __init__(self) -> None:
         self.steps: dict[ir.Node, set[int]] = collections.defaultdict(set)
         self.joined: dict[tuple[ir.Node, int, int], int] = {}
         self.summed: dict[tuple[ir.Node, int], int] = {}
+        self.sliced: dict[tuple[ir.Node, int], set[tuple[int, int]]] = collections.defaultdict(set)
         self.positions: dict[tuple[ir.Node, int], set[tuple[int, int]]] = collections.defaultdict(set)
 
     def check(self, knows_length: bool) -> None:
@@ -55,6 +54,9 @@ class Observed:
             if knows_length and len(counts) > 1:
                 text = f"{node.op_type} '{node.name}' carries floats in a variable number of steps"
                 raise OutOfScopeError(f"{text}, although the length of the sequence is known")
+        for (node, axis), pairs in self.sliced.items():
+            if len({size for size, _ in pairs}) > 1 and len({rest for _, rest in pairs}) > 1:
+                raise OutOfScopeError(f"{node.op_type} '{node.name}' shortens axis {axis}, which has a variable size")
         for (node, axis), pairs in self.positions.items():
             sizes, most = {size for size, _ in pairs}, max(position for _, position in pairs)
             if len(sizes) == 1 and (most < max(sizes) - 1 or not knows_length):
@@ -68,7 +70,7 @@ class EmittedInterpreter(Interpreter):
     longest: the largest length that is compared, if the model leaves a size open.  features: the size of those of X.
     symbols: the sizes by symbolic name, or None for ambiguous names.
     most_work: the most products and elements to compute in one run.
-    most_carried: the most floats that all loops together may carry from step to step: the states of the node.
+    first: the floats that loops carry after their first step.  initial: those with which they begin, if not their own.
     observed: what nodes did in all comparisons; interpreters may share it.
     copies: products of matrices that must not sum.
     recorded: None, or a list to which every computed array of field elements is appended.
@@ -77,7 +79,6 @@ class EmittedInterpreter(Interpreter):
     longest: int | None = None
     features = 0
     most_work = 1 << 40
-    most_carried = 0
     copies: Collection[ir.Node] = ()
     recorded: list[Array] | None = None
 
@@ -87,10 +88,12 @@ class EmittedInterpreter(Interpreter):
         self._sizes: dict[ir.Node, tuple[int, ...]] = {}
         self.observed, self._work = Observed(), 0
         self._steps: dict[ir.Node, int] = {}
-        self._changes: dict[tuple[ir.Node, int], tuple[Array, np.ndarray]] = {}
+        self.first: dict[Slot, Array] = {}
+        self.initial: dict[Slot, Array] = {}
 
     def run(self, graph: Graph, inputs: Mapping[ir.Value, Array]) -> list[Array]:
-        self._carried = self._work = self.field.products = 0
+        self._work = self.field.products = 0
+        self.first = {}
         try:
             return super().run(graph, inputs)
         except UndefinedError as error:
@@ -118,7 +121,7 @@ class EmittedInterpreter(Interpreter):
     def _results(self, node: ir.Node) -> Sequence[Array]:
         if node.op_type not in ("Loop", "Scan"):
             return super()._results(node)
-        self._check_carried(node)
+        self._steps[node] = 0
         results = super()._results(node)
         if any(array.dtype == np.uint64 for array in self._states(node)):
             self.observed.steps[node].add(self._steps[node])
@@ -130,31 +133,16 @@ class EmittedInterpreter(Interpreter):
         states = self._operands(node)[2 if node.op_type == "Loop" else 0 : len(node.inputs) - scanned]
         return [state for state in states if state is not None]
 
+    def _initial(self, node: ir.Node, states: Sequence[Array]) -> Sequence[Array]:
+        return [self.initial.get((node, index), state) for index, state in enumerate(states)]
+
     def _check_state(self, node: ir.Node, index: int, before: Array, after: Array) -> None:
-        """Raise OutOfScopeError if a state grows, so that it may carry more than the node, or counts steps."""
+        """Raise OutOfScopeError if a state grows, so that it may carry more than the node."""
         if before.shape != after.shape:
             raise OutOfScopeError(f"a state of {node.op_type} '{node.name}' changes its shape")
         self._steps[node] += index == 0
-        if self.longest is None or before.dtype != np.uint64:
-            return
-        change = self.field.subtract(after, before)
-        last, count = self._changes.get((node, index), (np.zeros_like(change), np.zeros(change.shape, int)))
-        is_regular = (change != 0) & ((change == last) | (np.abs(self.field.signed(after)) < SMALL))
-        count = np.where(is_regular, count + 1, 0)
-        self._changes[node, index] = change, count
-        if count.max(initial=0) >= REGULAR:
-            raise OutOfScopeError(f"a state of {node.op_type} '{node.name}' counts steps")
-
-    def _check_carried(self, node: ir.Node) -> None:
-        """Raise OutOfScopeError if loops carry more floats than the node, which may matter at other lengths."""
-        self._changes = {key: held for key, held in self._changes.items() if key[0] is not node}
-        self._steps[node] = 0
-        self._carried += sum(state.size for state in self._states(node) if state.dtype == np.uint64)
-        if self._carried > self.most_carried:
-            raise OutOfScopeError(
-                f"the loops carry {self._carried} floats from step to step, but the states of the node have only "
-                f"{self.most_carried} elements"
-            )
+        if after.dtype == np.uint64:
+            self.first.setdefault((node, index), after)
 
     def _compute(self, call: Call) -> Sequence[Array]:
         node = call.node
@@ -169,6 +157,10 @@ class EmittedInterpreter(Interpreter):
         elif node.op_type == "Concat" and self.longest is not None:
             self._check_joined(call)
         results = super()._compute(call)
+        if node.op_type == "Slice":
+            for axis, sizes in enumerate(zip(call[0].shape, results[0].shape, strict=True)):
+                if sizes[0] != sizes[1] or (node, axis) in self.observed.sliced:
+                    self.observed.sliced[node, axis].add(sizes)
         if may_divide_by_zero(call):
             raise DivisionByZeroError(results[0])
         return results

@@ -43,22 +43,22 @@ def may_divide_by_zero(call: Call) -> bool:
     return not (_is_positive(divisor) if array is None else np.all(array))
 
 
-def _is_positive(value: ir.Value | None, least: float = 1e-30) -> bool:
-    """Whether a value is never below `least`, by the operators that compute it."""
+def _is_positive(value: ir.Value | None, least: float = 1e-30, depth: int = 5) -> bool:
+    """Whether a value is never below `least`, by the operators that compute it, the last of `depth`."""
     array = constant(value)
     node = None if value is None else value.producer()
     if array is not None:
         return bool(np.all(array >= least))
-    if node is None:
+    if node is None or not depth:
         return False
     if node.op_type in ("Abs", "Exp", "Relu", "Sigmoid"):
         return not least
     if node.op_type == "Add":
         a, b = node.inputs
-        return any(_is_positive(x, least) and _is_positive(y, 0) for x, y in ((a, b), (b, a)))
+        return any(_is_positive(x, least, depth - 1) and _is_positive(y, 0, depth - 1) for x, y in ((a, b), (b, a)))
     if node.op_type == "Max":
-        return any(_is_positive(operand, least) for operand in node.inputs)
-    return node.op_type in COPIES and _is_positive(node.inputs[0], least)
+        return any(_is_positive(operand, least, depth - 1) for operand in node.inputs)
+    return node.op_type in COPIES and _is_positive(node.inputs[0], least, depth - 1)
 
 
 def _float(call: Call) -> str:

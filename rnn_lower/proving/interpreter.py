@@ -255,6 +255,7 @@ class Interpreter:
         steps: list[Sequence[Array]] = []
         if trips.dtype != np.int64 or trips.size != 1 or any(state is None for state in states):
             raise OutOfScopeError(f"Loop '{node.name}' has an unknown trip count or an omitted initial state")
+        states = [*self._initial(node, states)]  # type: ignore[arg-type]
         for trip in range(int(trips.reshape(()))):
             if condition.dtype != np.bool_:
                 raise OutOfScopeError(f"the condition of Loop '{node.name}' depends on floating-point values")
@@ -270,6 +271,10 @@ class Interpreter:
             raise NoStepsError
         return [*states, *_stacked(steps, stacked)]  # type: ignore[list-item]
 
+    def _initial(self, node: ir.Node, states: Sequence[Array]) -> Sequence[Array]:
+        """The states with which a Loop or a Scan begins."""
+        return states
+
     def _check_state(self, node: ir.Node, index: int, before: Array, after: Array) -> None:
         """Check a state before and after a step of a Loop or a Scan."""
 
@@ -282,7 +287,7 @@ class Interpreter:
         if is_old or attributes["num_scan_inputs"] < 1 or len(operands) < len(node.inputs):
             raise OutOfScopeError(f"Scan '{node.name}' is of version 8 or has no scan input")
         count = len(operands) - attributes["num_scan_inputs"]
-        states, sequences = operands[:count], operands[count:]
+        states, sequences = self._initial(node, operands[:count]), operands[count:]
         if {*attributes.get("scan_input_directions", ()), *attributes.get("scan_output_directions", ())} - {0, 1}:
             raise WrongError(f"Scan '{node.name}' has a direction other than 0 or 1")
         axes, backwards = _axes(attributes, "scan_input", len(sequences))

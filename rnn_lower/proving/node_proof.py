@@ -20,6 +20,7 @@ from rnn_lower.proving.constant_inputs import content
 from rnn_lower.proving.counters import Counters
 from rnn_lower.proving.emitted import EmittedInterpreter, Observed, symbol_sizes
 from rnn_lower.proving.field import Array, Field
+from rnn_lower.proving.induction import States, carried_states, first_states, select
 from rnn_lower.proving.interpreter import FIRST_RESHAPE, NoStepsError, check_time
 from rnn_lower.proving.program import Program
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof
@@ -132,7 +133,10 @@ class _Comparison:
         self._moved = {name: content(value, task.opset) for name, value in computed.items()}
         self._shapes |= {name: array.shape for name, array in self._moved.items() if array is not None}
         self._counterparts = {name: task.counterparts[name] for name in computed if name in task.counterparts}
-        types = {value: dtypes[name] for name, value in self._counterparts.items()}
+        types = {
+            value: dtypes[name] or (ir.DataType.INT32 if name == "sequence_lens" else dtype)
+            for name, value in self._counterparts.items()
+        }
         self._program = Program(task.replaced, types, task.opset, dtype, task.visible, task.unread)
         declared = {value.name for value in node.outputs if value.shape is not None}
         self._program.declared = [value for value in task.replaced if value.name in declared]
@@ -246,6 +250,9 @@ class _Comparison:
                 reason = self._compare(interpreter, case, folded)
                 if reason is not None:
                     return reason
+            reason = self._differ_from_any_state(interpreter, folded)
+            if reason is not None:
+                return reason
             executed |= interpreter.executed
         observed.check(self._length is not None or self._known.longest is None)
         # Constant lengths leave the empty sequence out, for which a branch may be meant.
@@ -257,7 +264,41 @@ class _Comparison:
                     raise OutOfScopeError(f"the {name} of {node.op_type} '{node.name}' ran in no comparison")
         return None
 
-    def _compare(self, interpreter: EmittedInterpreter, case: Case, folded: bool) -> str | None:
+    def _differ_from_any_state(self, interpreter: EmittedInterpreter, folded: bool) -> str | None:
+        """The first difference if loops begin with random states, or None."""
+        known = self._known
+        steps = known.T if known.T is not None else 3 if known.lengths is None else int(known.lengths.max(initial=0))
+        rows = known.lengths.size if known.lengths is not None else 4 if known.N is None else known.N
+        is_exact = known.T is not None and (known.lengths is not None or not known.has_lengths)
+        if is_exact or not steps or not rows:
+            return None
+        full = np.full(rows, steps) if known.lengths is None else known.lengths
+        varied = (steps - np.arange(rows)) % (steps + 1) if known.lengths is None else known.lengths
+        trace = list[equations.TraceEntry]()
+        cases = [
+            Case(steps, rows, tuple(map(int, lengths)) if known.has_lengths else None, 0) for lengths in (full, varied)
+        ]
+        reason = self._compare(interpreter, cases[0], folded, trace=trace)
+        if reason is not None or not interpreter.first:
+            return reason
+        first, slots = first_states(trace, full, steps), [*interpreter.first.items()]
+        initial = {name: interpreter.field.random((len(state), rows, state.shape[-1])) for name, state in first.items()}
+        for state in initial.values():
+            state[:, varied == 0] = 0  # as the operator does
+        for order in (slots, slots[::-1]):  # two loops may carry equal states
+            carried = carried_states(order, first, full == steps)
+            interpreter.initial = {slot: select(initial, selection) for slot, selection in carried.items()}
+            reason = self._compare(interpreter, cases[1], folded, initial)
+            if reason is None:
+                break
+        interpreter.initial = {}
+        return f"{reason}, if loops begin with random states" if reason else None
+
+    def _compare(
+        self, interpreter: EmittedInterpreter, case: Case, folded: bool, initial: States | None = None,
+        trace: list[equations.TraceEntry] | None = None,
+    ) -> str | None:  # fmt: skip
+        """The first difference in one case, or None. initial: the states of the node, instead of its own."""
         field = interpreter.field
         arrays, values = self._inputs_at(
             case, lambda _, shape: field.random(shape), lambda name, known: self._image(field, name, known)
@@ -265,11 +306,12 @@ class _Comparison:
         text: dict[str, Any] = dict(arrays)
         if "B" in text:
             text["B"] = self._biases(field, arrays["B"], folded)
+        for name, state in (initial or {}).items():
+            text[f"initial_{name.lower()}"] = state.swapaxes(0, 1) if self._node.layout else state
         own = set(field.symbols)
         own_sizes = symbol_sizes((self._shapes[name], array.shape) for name, array in arrays.items())
         interpreter.symbols = {**self._other_sizes, **own_sizes}
-        directions, _, hidden_size = arrays["R"].shape
-        interpreter.most_carried = (1 + (self._node.op == "LSTM")) * directions * case.N * hidden_size
+        hidden_size = arrays["R"].shape[-1]
         interpreter.features, weights = arrays["X"].shape[-1], arrays["R"].size // hidden_size
         products = case.T * case.N * (interpreter.features + hidden_size) * weights
         interpreter.most_work = MOST_WORK + MOST_TIMES * products
@@ -283,7 +325,7 @@ class _Comparison:
         if interpreter.field.symbols - own:
             new = min(interpreter.field.symbols - own)
             return f"the lowered node uses the constant {new}, which the original node does not use"
-        expected = equations.evaluate(arithmetic(interpreter.field), self._node, text, case.vector)
+        expected = equations.evaluate(arithmetic(interpreter.field), self._node, text, case.vector, trace)
         self.evaluations += 1
         for (name, output), actual in zip(self._wanted, right, strict=True):
             wanted = expected[output]
@@ -292,9 +334,9 @@ class _Comparison:
             if actual.dtype != np.uint64:
                 return f"{case}, '{name}' has type {element_type(actual)} instead of a floating-point type"
             if wanted.size and not np.array_equal(actual, wanted):
-                trace: list[equations.TraceEntry] = []
-                equations.evaluate(arithmetic(interpreter.field), self._node, text, case.vector, trace)
-                return f"'{name}' {self._where(interpreter, values, trace)}, {case}"
+                steps = list[equations.TraceEntry]()
+                equations.evaluate(arithmetic(interpreter.field), self._node, text, case.vector, steps)
+                return f"'{name}' {self._where(interpreter, values, steps)}, {case}"
         return None
 
     def difference_in_floats(self) -> str | None:

@@ -148,6 +148,70 @@ def test_a_logarithm_of_zero():
     assert not rnn_lower.prove(model, lowered).ok
 
 
+def with_other_end(
+    model: onnx.ModelProto, lowered: onnx.ModelProto, nodes: list[onnx.NodeProto], **numbers: object
+) -> None:
+    """Add "other" to Y, which the nodes compute."""
+    producer = next(each for each in lowered.graph.node if "Y" in each.output)
+    producer.output[list(producer.output).index("Y")] = "right"
+    lowered.graph.initializer.extend(numpy_helper.from_array(np.asarray(n), k) for k, n in numbers.items())
+    lowered.graph.node.extend([*nodes, node("Cast", ["other"], "number", to=1), node("Add", ["right", "number"], "Y")])
+
+
+def test_a_chain_of_branches_shortens_nothing():
+    """Each branch removes a step; the rest of a sequence of 21 steps, but of no shorter one, has a size."""
+    model, _ = build(Case("RNN", 17, dynamic=True, outputs=("Y",)))
+    lowered = rnn_lower.lower(model)
+    nodes: list[onnx.NodeProto] = []
+    for k in range(21):
+        x = f"rest_{k}" if k else "X"
+        nodes += [
+            node("Shape", [x], f"shape_{k}"),
+            node("Gather", [f"shape_{k}", "none"], f"size_{k}"),
+            node("Greater", [f"size_{k}", "none"], f"more_{k}"),
+        ]
+        then, other = (
+            helper.make_graph([made], made.output[0], [], [helper.make_tensor_value_info(made.output[0], 1, None)])
+            for made in (node("Slice", [x, "first", "last", "first"], f"then_{k}"), node("Identity", [x], f"else_{k}"))
+        )
+        nodes.append(node("If", [f"more_{k}"], f"rest_{k + 1}", then_branch=then, else_branch=other))
+    nodes.append(node("Identity", ["more_20"], "other"))
+    with_other_end(model, lowered, nodes, none=0, first=[0], last=[-1])
+    feeds = {"X": np.random.default_rng(0).standard_normal((21, 2, 2)).astype(np.float32)}
+    feeds["X"] = np.resize(feeds["X"], (21, 2, model.graph.input[0].type.tensor_type.shape.dim[2].dim_value))
+    assert not np.allclose(run_onnxruntime(model, feeds)[0], run_onnxruntime(lowered, feeds)[0])
+    assert "variable size" in str(rnn_lower.prove(model, lowered).reasons)
+
+
+def test_the_number_of_rows_of_a_length_decides_nothing():
+    model, _ = build(Case("RNN", 17, dynamic=True, outputs=("Y",), optional=("sequence_lens",), lengths_as="input"))
+    lowered = rnn_lower.lower(model)
+    nodes = [
+        node("Greater", ["sequence_lens", "none"], "some"), node("Cast", ["some"], "numbers", to=1), node("NonZero", ["numbers"], "places"),
+        node("Shape", ["places"], "shape"), node("Gather", ["shape", "one"], "count"), node("Less", ["count", "one"], "other"),
+    ]  # fmt: skip
+    with_other_end(model, lowered, nodes, none=np.int32(0), one=1)
+    assert "counts elements" in str(rnn_lower.prove(model, lowered).reasons)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [node("Shape", ["X"], "s"), node("ConstantOfShape", ["s"], "c", value=helper.make_tensor("v", TensorProto.STRING, [1], [b"x"]))],
+        [*size(0, "n"), node("Range", ["zero", "n", "one"], "at"), node("Gather", ["table", "at"], "rows", axis=7)],
+        [node("Exp", ["X"], "v0"), *(node("Add", [f"v{k}", f"v{k}"], f"v{k + 1}") for k in range(60)), node("Reciprocal", ["v60"], "end")],
+    ],
+)  # fmt: skip
+def test_unread_nodes_of_any_kind_end_in_a_verdict(nodes):
+    model, _ = build(Case("RNN", 17, dynamic=True, outputs=("Y",)))
+    lowered = rnn_lower.lower(model)
+    numbers = {"zero": 0, "one": 1, "axis_0": 0, "table": np.zeros((3, 3), np.float32)}
+    read = {name for each in nodes for name in each.input}
+    lowered.graph.initializer.extend(numpy_helper.from_array(np.asarray(n), k) for k, n in numbers.items() if k in read)
+    lowered.graph.node.extend(nodes)
+    assert rnn_lower.prove(model, lowered).ok == (nodes[-1].op_type == "Reciprocal")
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_a_graph_that_is_wrong_beyond_the_compared_sizes(name):
     nodes, (steps, rows), lengths = WRONG[name]
@@ -268,4 +332,4 @@ def test_a_state_without_weights_counts_no_steps(form, scale):
     (wanted,), (actual,) = run_onnxruntime(model, feeds), run_onnxruntime(lowered, feeds)
     assert np.allclose(wanted[:45], actual[:45], atol=1e-5)
     assert not np.allclose(wanted, actual, atol=1e-3)
-    assert "counts steps" in str(rnn_lower.prove(model, lowered))
+    assert "no state of the recurrent node" in str(rnn_lower.prove(model, lowered))
