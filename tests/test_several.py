@@ -84,9 +84,19 @@ def test_results_that_are_one_file_are_refused(models, tmp_path, capfd):
     assert [path.name for path in out.iterdir()] == ["GRU.onnx"]
 
 
-def test_models_are_lowered_in_place(models, tmp_path):
-    assert cli.main(["lower", *map(str, models), "--out-dir", str(tmp_path)]) == cli.DONE
-    assert not any(remaining(onnx.load(path)) for path in models)
+def test_models_that_were_not_lowered_are_kept(models, tmp_path, capfd):
+    """Neither the inputs nor others of the same name are overwritten; outputs of an earlier run are."""
+    before = [path.read_bytes() for path in models]
+    assert cli.main(["lower", *map(str, models), "--out-dir", str(tmp_path)]) == cli.BAD
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / models[-1].name).write_bytes(before[-1])
+    assert cli.main(["lower", *map(str, models), "--out-dir", str(other)]) == cli.BAD
+    assert "would overwrite a model with recurrent nodes" in capfd.readouterr().err
+    assert [path.name for path in other.iterdir()] == [models[-1].name]
+    assert [path.read_bytes() for path in (*models, other / models[-1].name)] == [*before, before[-1]]
+    for _ in range(2):
+        assert cli.main(["lower", *map(str, models), "--out-dir", str(tmp_path / "new")]) == cli.DONE
 
 
 def run(*arguments: object, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:

@@ -78,18 +78,12 @@ def _lower(arguments: argparse.Namespace) -> int:
 
 def _keep_recurrent_model(arguments: argparse.Namespace) -> None:
     """Raise RnnLowerError if OUT of `IN OUT` may be meant as a second input, such as from `*.onnx` in a shell."""
-    from rnn_lower import api
+    from rnn_lower.cli.several import holds_recurrent_nodes
 
     model, output = arguments.model, arguments.output
-    if not arguments.is_positional or not os.path.isfile(output) or not os.path.exists(model):
+    if not arguments.is_positional or not os.path.exists(output) or not os.path.exists(model):
         return
-    if os.path.samefile(model, output):
-        return
-    try:
-        nodes = api.inspect(output)
-    except RnnLowerError:  # not a model, so not an input
-        return
-    if nodes:
+    if not os.path.samefile(model, output) and holds_recurrent_nodes(output):
         several = "; to lower several models, pass --out-dir FOLDER" if hasattr(arguments, "out_dir") else ""
         raise RnnLowerError(
             f"{output} already exists and contains recurrent nodes; to overwrite it, pass -o {output}{several}"

@@ -77,7 +77,7 @@ def _outputs(arguments: argparse.Namespace) -> list[str]:
 
 
 def _check_files(models: Sequence[str], outputs: Sequence[str]) -> None:
-    """Raise if two outputs are the same file, by links or by spelling, or if an output is another model's input."""
+    """Raise if two outputs are one file, by links or by spelling, or would overwrite a model that was not lowered."""
     inputs = {_identity(model): model for model in reversed(models)}
     written: dict[object, str] = {}
     for model, output in zip(models, outputs, strict=True):
@@ -85,10 +85,20 @@ def _check_files(models: Sequence[str], outputs: Sequence[str]) -> None:
         if file in written:
             both = f"{written[file]} and {model} would both be written to the same file, {output}"
             raise RnnLowerError(f"{both}; lower one of them separately with -o OUT.onnx")
-        if file in inputs and _identity(model) != file:
-            lost = f"writing {model} to {output} would overwrite the input {inputs[file]}"
-            raise RnnLowerError(f"{lost}; choose another folder with --out-dir")
+        if file in inputs or holds_recurrent_nodes(output):
+            lost = f"the input {inputs[file]}" if file in inputs else "a model with recurrent nodes"
+            where = "choose another folder with --out-dir, or lower this model separately with -o OUT.onnx"
+            raise RnnLowerError(f"writing {model} to {output} would overwrite {lost}; {where}")
         written[file] = model
+
+
+def holds_recurrent_nodes(path: str) -> bool:
+    """Whether a path is that of a model with recurrent nodes, which may be an input of someone."""
+    from rnn_lower import api
+
+    with contextlib.suppress(RnnLowerError):  # not a model
+        return os.path.isfile(path) and bool(api.inspect(path))
+    return False
 
 
 def _identity(path: str) -> object:
