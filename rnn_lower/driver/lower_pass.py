@@ -19,9 +19,9 @@ from rnn_lower.driver.suggestions import advised
 from rnn_lower.errors import RnnLowerError, UnsupportedError, public
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.replacing import substitute
-from rnn_lower.ir.schemas import newest_opset
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS, newest_opset
 from rnn_lower.ir.uncollected import uncollected
-from rnn_lower.ir.walk import nodes, output_names, recurrent_nodes
+from rnn_lower.ir.walk import nodes, output_names, recurrent_nodes, with_bodies
 from rnn_lower.loops.model import MARK, loops, unroll_loops
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio import validate
@@ -244,8 +244,11 @@ def at_opset_of_target(model: ir.Model, options: Options) -> Options:
     target = find_target(options.target)
     (first, last), newest = target.opsets, newest_opset()
     sites = recurrent_nodes(model, options.op_types)
-    emitted = [(node, scope) for node, scope in nodes(model) if MARK in node.metadata_props]  # of loops
-    beyond = [scope.opset for _, scope in (*sites, *emitted) if not first <= scope.opset <= last]
+    others = [  # emitted for loops, or to be legalized
+        (node, scope) for node, scope in nodes(model)
+        if MARK in node.metadata_props or (options.legalize_all and node.domain in DEFAULT_DOMAINS)
+    ]  # fmt: skip
+    beyond = [scope.opset for _, scope in (*sites, *others) if not first <= scope.opset <= last]
     if options.opset is not None or not beyond or first > newest:
         return options
     return dataclasses.replace(options, opset=first if beyond[0] < first else last)
@@ -299,7 +302,9 @@ def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | 
     if count := sum((node.domain, node.op_type) == ("com.microsoft", "AttnLSTM") for node, _ in nodes(model)):
         text = "the only operator of onnxruntime that rnn_lower lowers is DynamicQuantizeLSTM"
         logger.warning("%d AttnLSTM (com.microsoft) were not lowered; %s", count, text)
-    if options.target is not None and (findings := list(lint.unsupported(model, target, shape_info))):
+    held = {node for new in plan.replacements for node in with_bodies(new.nodes)}  # against the constraints, by Plan
+    held = {node for node in held if node.op_identifier() not in model.functions}
+    if options.target is not None and (findings := list(lint.unsupported(model, target, shape_info, known=held))):
         logger.warning("%s", lint.summary(findings, target))
     warnings = plan.warnings
     return [

@@ -93,7 +93,8 @@ def _suggestion(lacks: Sequence[Requirement], options: Options, model: ir.Model,
         return ", or ".join(message)
     opsets = next((lack.opsets for lack in lacks if lack.opsets), None)
     exports = list(dict.fromkeys(lack.export for lack in lacks if lack.export))
-    again = f"; export the model again {' and '.join(exports)}" if exports else ""
+    other = "set other sizes with --dim, or " if options.dims else ""
+    again = f"; {other}export the model again {' and '.join(exports)}" if exports else ""
     if isinstance(error, ConversionError) and opsets and options.opset is None:
         last = min(opsets[1], newest_opset())
         again = f"; export the model again at an opset from {opsets[0]} to {last}"

@@ -26,6 +26,10 @@ _MESSAGES = ("t", "g", "sparse_tensor", "tp")
 _ELEMENT_TYPES = set(onnx.TensorProto.DataType.values())
 
 
+MOST_EXPANDED = 1 << 22
+"""The most nodes of a model whose functions are inlined; runtimes inline them, too."""
+
+
 Around = collections.ChainMap[str, onnx.TensorProto | None]
 """Values that are visible in the bodies of a graph, with the tensor of an initializer, or LATER."""
 LATER = onnx.TensorProto()
@@ -88,17 +92,26 @@ def _check_functions(model: onnx.ModelProto) -> None:
             if given > known:
                 text = f"a call of function {node.domain}.{node.op_type} has {given} {what}s"
                 raise InvalidNodeError(f"{text}, but the function has {known}")
-    calls = {key: _called(function) & set(keys) for key, function in named.items()}
+    calls = {key: _called(function) for key, function in named.items()}
     try:
-        graphlib.TopologicalSorter({key: sorted(called) for key, called in calls.items()}).prepare()
+        order = [
+            *graphlib.TopologicalSorter({key: called.keys() & calls for key, called in calls.items()}).static_order()
+        ]
     except graphlib.CycleError as error:
         domain, name, _ = min(error.args[1])
         raise RnnLowerError(f"function {domain}.{name} calls itself, directly or indirectly") from None
+    sizes = dict.fromkeys(order, 1)
+    for key in order:
+        sizes[key] = sum(count * sizes.get(called, 1) for called, count in calls[key].items())
+    expanded = sum(count * sizes.get(called, 1) for called, count in _called(model.graph).items())
+    if expanded > MOST_EXPANDED:
+        raise RnnLowerError(f"its functions expand to {expanded} nodes, the limit is {MOST_EXPANDED}")
 
 
-def _called(holder: protobuf.Holder) -> set[tuple[str, str, str]]:
+def _called(holder: protobuf.Holder) -> collections.Counter[tuple[str, str, str]]:
+    """The operators and functions that a graph calls, with the numbers of calls."""
     nodes = (node for graph in protobuf.graphs_in(holder) for node in graph.node)
-    return {(node.domain, node.op_type, node.overload) for node in nodes}
+    return collections.Counter((node.domain, node.op_type, node.overload) for node in nodes)
 
 
 def _check_imports(path: str, holder: protobuf.Holder, imports: Iterable[onnx.OperatorSetIdProto]) -> None:

@@ -65,8 +65,18 @@ def congruence_keys(model: ir.Model, equal: Collection[str | None] = ()) -> Keys
         for node in graph:
             inner = [(name, body, of_body(body, depth + 1)) for name, body in subgraphs(node)]
             own = output_names(node) if node.op_type in RANDOM else ()
-            operands = [*map(of_value, node.inputs), len(node.outputs)]  # of a Split, the number decides the sizes
-            key = _key(node.op_identifier(), own, operands, [(a, k) for a, _, k in inner], attributes_key(node))
+            inputs = [*node.inputs]
+            while inputs and (inputs[-1] is None or not inputs[-1].name):  # folding may leave it out
+                inputs.pop()
+            count = len(node.outputs)  # of a Split, it decides the sizes
+            key = _key(
+                node.op_identifier(),
+                own,
+                [*map(of_value, inputs)],
+                count,
+                [(a, k) for a, _, k in inner],
+                attributes_key(node),
+            )
             found.update({body: _key(key, name) for name, body, _ in inner})
             for index, value in enumerate(node.outputs):
                 if value not in computed and constant(value) is None:

@@ -87,8 +87,9 @@ def directions_of_loop(
     bound: dict[ir.Value, Sum] = {}
     for state, start in zip(states, initial, strict=True):
         shape = None if start is None else shape_info.shape(start)
-        columns = (shape or state.shape or (None,))[-1]
-        if isinstance(columns, int) and columns > 0:
+        widths = [sizes[-1] for sizes in (shape, state.shape) if sizes]  # the body may know what its node does not
+        columns = next((width for width in widths if isinstance(width, int)), 0)
+        if columns > 0:
             bound[state] = algebra.atom(state, columns, len(shape or state.shape or (0, 0)))
     if loop.op_type == "Scan":
         axes = get_attribute(loop, "scan_input_axes", ir.AttributeType.INTS, None) or (0,)

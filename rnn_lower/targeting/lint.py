@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -83,12 +83,16 @@ def lint(model: ir.Model, target: Target, shape_info: ShapeInfo, lower: Lower, m
 
 
 def unsupported(
-    model: ir.Model, target: Target, shape_info: ShapeInfo, lower: Lower | None = None
-) -> Iterator[Finding]:
-    """Yield the nodes of a model that a target does not support. lower: tries to lower a recurrent node."""
+    model: ir.Model, target: Target, shape_info: ShapeInfo, lower: Lower | None = None,
+    known: Collection[ir.Node] = (),
+) -> Iterator[Finding]:  # fmt: skip
+    """Yield the nodes of a model that a target does not support.
+
+    lower: tries to lower a recurrent node.  known: nodes that the target is known to support.
+    """
     recurrent = {node for node, _ in recurrent_nodes(model)}
     for scope in scopes(model):
-        yield from _plain(scope, target, shape_info, recurrent, model)
+        yield from _plain(scope, target, shape_info, recurrent | {*known}, model)
         for node in scope.graph:
             if node in recurrent:
                 yield from _recurrent(node, scope, target, shape_info, lower)
@@ -110,17 +114,18 @@ def summary(findings: Sequence[Finding], target: Target) -> str:
 
 
 def _plain(
-    scope: Scope, target: Target, shape_info: ShapeInfo, recurrent: set[ir.Node], model: ir.Model
+    scope: Scope, target: Target, shape_info: ShapeInfo, others: set[ir.Node], model: ir.Model
 ) -> Iterator[Finding]:
+    """The findings for the nodes of a graph but these others."""
     checker = ConstraintChecker(target.constraints, scope.opset, declared_by(shape_info))
     for node in scope.graph:
-        if node in recurrent:
+        if node in others:
             continue
         if node.op_identifier() in model.functions:  # whose nodes are looked at, too
             if not target.functions:
                 why = f"no test shows that {target.name} runs calls of a model's functions"
                 inside = model.functions[node.op_identifier()]
-                is_inlined = any(inner in recurrent or NODE_MARK in inner.metadata_props for inner in inside)
+                is_inlined = any(inner in others or NODE_MARK in inner.metadata_props for inner in inside)
                 inlines = "--fold inlines the functions that contain recurrent nodes" if is_inlined else ""
                 yield Finding(display_name(node), node.op_type, scope.path, why, inlines)
             continue

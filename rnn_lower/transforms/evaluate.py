@@ -89,8 +89,8 @@ def computed_constants(nodes: Iterable[tuple[ir.Node, int]]) -> dict[ir.Value | 
         held = [value for value in node.inputs if value is not None]
         is_known = all(value in computed or _is_read(known_tensor(value), node) for value in held)
         if is_known and held and not any(subgraphs(node)):
-            operands = [computed[value] if value in computed else _content(value, node) for value in node.inputs]
-            if _most_elements(node.op_type, [array for array in operands if array is not None]) > MOST_ELEMENTS:
+            operands = [computed[value] if value in computed else content_of(value, node) for value in node.inputs]
+            if most_elements(node.op_type, operands) > MOST_ELEMENTS:
                 continue
             with contextlib.suppress(Exception), np.errstate(all="ignore"):  # an invalid node, which a run reports
                 results = evaluate_node(node, operands, opset)
@@ -98,8 +98,9 @@ def computed_constants(nodes: Iterable[tuple[ir.Node, int]]) -> dict[ir.Value | 
     return computed
 
 
-def _most_elements(op_type: str, operands: Sequence[np.ndarray]) -> int:
+def most_elements(op_type: str, inputs: Iterable[np.ndarray | None]) -> int:
     """An upper bound on the elements that a node computes."""
+    operands = [array for array in inputs if array is not None]
     sizes = [array.size for array in operands]
     if op_type in GROWING:
         repeated = sizes[0] if op_type in ("Expand", "Tile") else 1
@@ -108,9 +109,12 @@ def _most_elements(op_type: str, operands: Sequence[np.ndarray]) -> int:
         )
     if op_type == "Concat":
         return sum(sizes)
+    if op_type in ("Gemm", "MatMul", "MatMulInteger"):
+        rows, columns = (array.size // max(1, min(array.shape[-2:], default=1)) for array in operands[:2])
+        return rows * columns
     try:
         return math.prod(np.broadcast_shapes(*(array.shape for array in operands)))
-    except (RuntimeError, ValueError):  # such as a MatMul or a Gather, which compute fewer elements than this
+    except (RuntimeError, ValueError):  # such as a Gather, which computes fewer elements than this
         return math.prod(sizes) >> 6
 
 
@@ -121,7 +125,7 @@ def _is_read(tensor: ir.TensorProtocol | None, node: ir.Node) -> bool:
     return node.op_type in ("Shape", "Size") or tensor.dtype.is_integer() or tensor.size <= MOST_ELEMENTS
 
 
-def _content(value: ir.Value | None, node: ir.Node) -> np.ndarray | None:
+def content_of(value: ir.Value | None, node: ir.Node) -> np.ndarray | None:
     """The numbers of a constant, or zeros for a node that reads only its shape."""
     tensor = known_tensor(value)
     if tensor is None:

@@ -23,7 +23,7 @@ from rnn_lower.ir.walk import get_attribute, known_tensor, nodes, recurrent_node
 from rnn_lower.sandbox import child_process
 from rnn_lower.sandbox.child_process import Ended, run_in_subprocess
 from rnn_lower.sandbox.resource_limits import run_with_limits
-from rnn_lower.transforms.evaluate import TRUSTED, divides_by_zero
+from rnn_lower.transforms.evaluate import TRUSTED, content_of, divides_by_zero, most_elements
 from rnn_lower.transforms.inline import inlined
 from rnn_lower.transforms.split_sequences import SEQUENCES, without_sequences
 from rnn_lower.transforms.strip_weights import outline_of, unverified_values, without_annotations
@@ -165,10 +165,12 @@ def _is_small(node: ir.Node) -> bool | None:
     """
     if _is_doubtful(node):
         return False
-    if node.op_type not in SMALL or node.domain not in DEFAULT_DOMAINS:
-        return None
     constants = [known_tensor(value) for value in node.inputs if value is not None]
-    if not constants or any(tensor is None for tensor in constants):
+    if node.domain not in DEFAULT_DOMAINS or not constants or any(tensor is None for tensor in constants):
+        return None
+    if most_elements(node.op_type, [content_of(value, node) for value in node.inputs]) > LIMIT:
+        return False
+    if node.op_type not in SMALL:
         return None
     sizes = constants[-1]
     if node.op_type == "Transpose" or sizes is None or not sizes.dtype.is_integer():

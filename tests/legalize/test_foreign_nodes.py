@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 
 import rnn_lower
 from rnn_lower.driver.legalize_rest import LEGALIZED
-from rnn_lower.targeting import TARGETS
+from rnn_lower.targeting import TARGETS, find_target
 
 FLOATS = np.linspace(-3, 3, 24, dtype=np.float32).reshape(2, 3, 4)
 WHOLE = np.arange(-12, 12, dtype=np.int64).reshape(2, 3, 4)
@@ -233,3 +233,30 @@ def test_a_model_knows_its_target_without_the_file(tmp_path, monkeypatch):
         proof = rnn_lower.prove(model, lowered)
         assert not proof.ok
         assert "this step fails now" in proof.changed[0]
+
+
+def test_emitted_nodes_are_not_said_to_remain(caplog):
+    """Nobody knows the sizes of what another node reads from them, but they are held against the constraints."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 13]>
+        g (float[5,3,4] x) => (float[?,?] y) <float scale = {0.01}, int8 zero = {0}> {
+            q = QuantizeLinear (x, scale, zero)
+            d = DequantizeLinear (q, scale, zero)
+            W = Constant <value = float[1,4,4] {1,2,3,4,5,6,7,8,9,8,7,6,5,4,3,2}> ()
+            r = RNN <hidden_size = 4> (d, W, W)
+            y = Squeeze (r)
+        }
+    """)
+    rnn_lower.lower(model, target="emx-onnx-cgen")
+    assert "remaining" not in caplog.text
+
+
+def test_a_model_without_recurrent_nodes_gets_an_opset_of_the_target():
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]> g (float[2,3] x) => (float[2,3] y) { t = Tanh (x) y = Mul (t, x) }
+    """)
+    last = find_target("horizon-rdk").opsets[1]
+    assert last < 17
+    lowered = rnn_lower.lower(model, target="horizon-rdk", legalize_all=True)
+    assert lowered.opset_import[0].version == last
+    assert rnn_lower.prove(model, lowered).ok

@@ -679,3 +679,15 @@ def test_what_is_added_to_an_unrolled_model_is_a_change(what):
         node.metadata_props.append(marks[0])
         lowered.graph.node.append(node)
     assert not rnn_lower.prove(model, lowered).ok
+
+
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+@pytest.mark.parametrize(("opset", "form"), [(9, "loop"), (11, "scan"), (13, "loop"), (14, "scan"), (17, "scan")])
+def test_what_lowering_emits_is_raised(op, opset, form):
+    """Also before opset 15, where only the body of the loop tells the size of a state of a free batch."""
+    model, feeds = build(Case(op, opset, dynamic=True, outputs=("Y", "Y_h")))
+    raised = rnn_lower.raise_loops(rnn_lower.lower(model, form=form))
+    assert [node.op_type for node in raised.graph.node if node.op_type in ("RNN", "GRU", "LSTM", "Scan", "Loop")] == [
+        op
+    ]
+    close(run_onnxruntime(raised, feeds), run_onnxruntime(model, feeds))

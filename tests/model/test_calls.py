@@ -258,3 +258,17 @@ def test_weights_that_an_old_model_lists_as_inputs_are_none_of_a_newer_one():
     assert not {value.name for value in lowered.graph.input} & {tensor.name for tensor in lowered.graph.initializer}
     assert rnn_lower.check(model, lowered, inputs=feeds).ok
     assert rnn_lower.prove(model, lowered).ok
+
+
+def test_functions_that_expand_without_end_are_refused():
+    """Forty levels that call the next one twice are a terabyte of nodes."""
+    model, _ = build(Case("GRU", 17))
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    imports = [*model.opset_import]
+    for level in range(40):
+        op = ("", "Identity") if not level else ("own", f"level_{level - 1}")
+        calls = [helper.make_node(op[1], [a], [b], domain=op[0]) for a, b in (("x", "t"), ("t", "y"))]
+        model.functions.append(helper.make_function("own", f"level_{level}", ["x"], ["y"], calls, imports))
+    model.graph.node.append(helper.make_node("level_39", ["X"], ["unread"], domain="own"))
+    with pytest.raises(rnn_lower.RnnLowerError, match="expand to"):
+        rnn_lower.lower(model)

@@ -735,6 +735,17 @@ def test_a_division_of_integers_by_zero_is_not_folded(op):
     assert rnn_lower.prove(model, lowered).ok
 
 
+@pytest.mark.parametrize("op", ["MatMul", "Add"])
+def test_a_product_that_needs_gigabytes_is_not_folded(op):
+    ones = np.ones((60000, 1), np.float32)
+    model = extended(
+        build(Case("RNN", 17, outputs=("Y",)))[0], helper.make_node(op, ["a", "b"], ["z"]), {"a": ones, "b": ones.T}
+    )
+    lowered = rnn_lower.lower(model, fold=True)
+    assert kept(lowered, op)
+    assert rnn_lower.prove(model, lowered).ok
+
+
 def test_nodes_that_lack_an_input_are_not_completed():
     model = extended(
         build(Case("RNN", 1, outputs=("Y",)))[0], helper.make_node("Tile", ["a", "b"], ["z"]), {"a": X, "b": X}
