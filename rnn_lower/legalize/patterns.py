@@ -264,6 +264,23 @@ def _matmul_by_gemm(b: PatternBuilder, call: Call) -> Results:
     return None if b.opset < BROADCASTS_BY_RULE else [b.op("Gemm", left, right, *more, name=call.name)]
 
 
+def _gemm_by_matmul(b: PatternBuilder, call: Call) -> Results:
+    """alpha A B + beta C, in which A and B may be transposed."""
+    if b.opset < BROADCASTS_BY_RULE:
+        return None
+    held = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0, **call.parameters}
+    left, right = (
+        b.transpose(x, [1, 0]) if held[f"trans{name}"] else x for name, x in zip("AB", call.inputs, strict=False)
+    )
+    product = b.matmul(left, right)
+    if held["alpha"] != 1:
+        product = b.mul(product, b.scalar(held["alpha"]))
+    if len(call.inputs) < 3 or call.inputs[2] is None or not held["beta"]:
+        return [product]
+    addend = call.inputs[2] if held["beta"] == 1 else b.mul(call.inputs[2], b.scalar(held["beta"]))
+    return [b.add(product, addend, call.name)]
+
+
 def _matmul_by_conv(b: PatternBuilder, call: Call) -> Results:
     """A 1 x 1 Conv over [1, K, rows, 1]: channels are the columns, spatial positions the rows."""
     (left, right), (before, after) = call.inputs, (b.info(call.inputs[0]).sizes, result_sizes(call))
@@ -321,6 +338,7 @@ _BY_OPERATOR: dict[str, tuple[Pattern, ...]] = {
     "Concat": (data_movement.concat_of_one, *_OF_CONCATS, data_movement.in_block, _AS_CHANNELS),
     "Div": (_div_by_reciprocal,),
     "Gather": (data_movement.gather_by_slices,),
+    "Gemm": (_gemm_by_matmul,),
     "Identity": (data_movement.by_reshape, _identity_by_sum),
     "Less": (_less_by_greater, _less_of_floats),
     "MatMul": (_matmul_by_rows, _matmul_by_gemm, _matmul_by_conv),
@@ -350,7 +368,21 @@ _RANKED = (
 )  # fmt: skip
 """Operators that some runtimes support only in rank 4."""
 
-_OF_FLOATS = (*EQUATIONS, "Abs", "Add", "Clip", "Div", "MatMul", "Mul", "Reciprocal", "Relu", "Sigmoid", "Sub", "Tanh")
+_OF_FLOATS = (
+    *EQUATIONS,
+    "Abs",
+    "Add",
+    "Clip",
+    "Div",
+    "Gemm",
+    "MatMul",
+    "Mul",
+    "Reciprocal",
+    "Relu",
+    "Sigmoid",
+    "Sub",
+    "Tanh",
+)
 """Operators whose patterns are valid for floats only; nodes of the model may compute integers."""
 
 

@@ -19,7 +19,7 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.transforms.strip_weights import malformed, misdeclared, without_annotations
 
-LOCATION = "location"
+LOCATION, INLINED = "location", "_inlfunc_"
 
 FEW = 128
 """From this number of integers on, `lower` may write a tensor to a data file."""
@@ -87,6 +87,12 @@ def _is_refused(node: onnx.NodeProto) -> bool:
             name.decode(errors="replace") not in ACTIVATIONS for name in names
         )
     return "hidden_size" not in attributes or ("clip" in attributes and attributes["clip"].f == 0)
+
+
+def _inlined_names(model: onnx.ModelProto) -> set[str]:
+    """Names that begin like those that onnxruntime gives when it inlines the functions of a model."""
+    nodes = (node for holder in (protobuf.holders(model) if model.functions else ()) for node in holder.node)
+    return {name for node in nodes for name in (node.name, *node.output) if name.startswith(INLINED)}
 
 
 def _unknown_opsets(model: onnx.ModelProto) -> set[str]:
@@ -223,5 +229,6 @@ _FAULTS: Mapping[str, Callable[[onnx.ModelProto], set[str]]] = {
     "the data of tensor '{}', which may be sizes, is not in the file of the model": _external_sizes,
     "body input '{}' of a Loop declares no shape": _unshaped_loop_inputs,
     "a node of a body reads '{}' before it is computed": _read_too_early,
+    "'{}' may be a name that onnxruntime gives when it inlines functions": _inlined_names,
     "several nodes have the name '{}'": _repeated_names,
 }
