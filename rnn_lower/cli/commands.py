@@ -118,7 +118,7 @@ def _lower_one(arguments: argparse.Namespace) -> int:
                 held = None if arguments.raise_loops else proof
                 report = api.check(arguments.model, lowered, proof=held, **comparison(arguments))
                 changed = tuple(prover.changes(before, lowered))
-                reports.append(dataclasses.replace(report, changed=changed))
+                reports.append(dataclasses.replace(report, changed=changed, unseen=()))
         return all(report.ok for report in reports)
 
     with printing.progress(arguments.quiet) as advance:

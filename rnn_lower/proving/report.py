@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 
@@ -50,6 +51,7 @@ class CheckReport:
     unreached: recurrent nodes without a proof whose runs of three steps, with rows of different length, no output
     shows.
     located: nodes that a proof found to be different functions, with the step and the gate of the first difference.
+    unseen: differences between the files that the proof found, but no run shows.
     proved: names of the nodes that were proved before.  runs_of_unproved: how the other replaced nodes ran.
     counterexample: the file with inputs for which the outputs differ.
     chunks, borders: for a streaming model, the number of chunks that were compared with whole runs, and of borders
@@ -66,6 +68,7 @@ class CheckReport:
     changed: tuple[str, ...] = ()
     unreached: tuple[str, ...] = ()
     located: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
     proved: tuple[str, ...] = ()
     runs_of_unproved: tuple[str, ...] = ()
     counterexample: str = ""
@@ -99,6 +102,7 @@ class CheckReport:
         lines = [ran] if verbose else []
         lines += [output.describe() for output in self.outputs if verbose or not output.ok]
         lines += [f"unexpected change: {change}" for change in self.changed]
+        lines += _listed("the files differ, but no run shows it", self.unseen, verbose)
         lines += [f"not proved and not tested enough: {node}" for node in self.unreached]
         lines += [f"not proved, but tested: {node}" for node in self.runs_of_unproved] if verbose else []
         return [*lines, *self.located, *_counterexample(self.counterexample)]
@@ -130,6 +134,14 @@ class CheckReport:
 
 def _counterexample(path: str) -> list[str]:
     return [f"the outputs differ for the inputs in {path}"] if path else []
+
+
+def _listed(what: str, changes: Sequence[str], verbose: bool) -> list[str]:
+    """One line about each change, but about no more than MOST_CHANGES unless verbose."""
+    shown = changes if verbose else changes[:MOST_CHANGES]
+    rest = number_of(len(changes) - len(shown), "more change")
+    more = [f"and {rest}; pass -v to list all changes"] if len(shown) < len(changes) else []
+    return [*(f"{what}: {change}" for change in shown), *more]
 
 
 MOST_CHANGES = 20
@@ -221,10 +233,7 @@ class Proof:
     def lines(self, verbose: bool = False) -> list[str]:
         """The lines before the verdict: each node that is not proved; if verbose, every node."""
         lines = [each.describe() for each in (*self.steps, *self.nodes) if verbose or not each.ok or each.reason]
-        shown = self.changed if verbose else self.changed[:MOST_CHANGES]
-        lines += [f"unexpected change: {change}" for change in shown]
-        if len(shown) < len(self.changed):
-            lines.append(f"and {number_of(len(self.changed) - len(shown), 'more change')}; pass -v to list all changes")
+        lines += _listed("unexpected change", self.changed, verbose)
         return [*lines, *_counterexample(self.counterexample)]
 
     @property

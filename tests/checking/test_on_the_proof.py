@@ -550,3 +550,22 @@ def test_weights_of_bfloat16_that_are_inputs_with_a_default():
     for tensor in model.graph.initializer:
         model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
     assert rnn_lower.check(model, rnn_lower.lower(model)).ok
+
+
+def test_what_no_run_shows_is_said():
+    """One row of a table of 5000 differs, which the sampled indices do not read."""
+    rng = np.random.default_rng(0)
+    model, _ = build(Case("GRU", 17, T=4, N=2, I=3, outputs=("Y",)))
+    table = rng.standard_normal((5000, 3)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(table, "table"))
+    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, [4, 2]))
+    model.graph.node.insert(0, helper.make_node("Gather", ["table", "ids"], ["X"]))
+    lowered = rnn_lower.lower(model)
+    assert rnn_lower.check(model, lowered).unseen == ()
+    table[4321] += 5
+    changed = next(tensor for tensor in lowered.graph.initializer if tensor.name == "table")
+    changed.CopyFrom(numpy_helper.from_array(table, "table"))
+    report = rnn_lower.check(model, lowered)
+    assert report.ok
+    assert report.unseen == ("graph: initializer 'table' has changed",)
+    assert "no run shows it" in report.lines()[0]
