@@ -84,12 +84,13 @@ LIMITS: dict[str, tuple[Sum | None, Sum | None]] = {
 
 
 class Counters:
-    """The sizes, lengths and positions of a program, and the sums of them. Raises OutOfScopeError for other uses.
+    """The sizes, lengths and positions of a program, and the sums of them.
 
     lengths: the value of sequence_lens, if it is computed.  constant_lengths: its content, if it is known.
     compares_all: whether the length of X is known, so that all lengths are compared.
     sums: by value that is computed.  copies: products of matrices that must not sum.
     largest: the largest constant length, or size of a constant from which positions are selected.
+    refusal: a use that is out of scope, or None.
     """
 
     def __init__(
@@ -102,7 +103,11 @@ class Counters:
         self._limits: dict[ir.Value, set[int]] = {}
         self.copies: set[ir.Node] = set()
         self.largest = 0
-        self._follow_all(program.nodes)
+        self.refusal: OutOfScopeError | None = None
+        try:
+            self._follow_all(program.nodes)
+        except OutOfScopeError as error:
+            self.refusal = error
 
     def _follow_all(self, nodes: Iterable[ir.Node]) -> None:
         for node in nodes:

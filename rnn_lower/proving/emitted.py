@@ -35,16 +35,19 @@ class Observed:
     """What nodes did in all comparisons.
 
     positions: by node and axis, the sizes of the axis, and computed positions in it.
-    steps: by loop that carries floats, its numbers of steps.
+    steps: by loop that carries floats, its numbers of steps.  induced: loops that also ran from random states.
     joined: by Concat, operand and size of the features of X, the size of the operand along the axis.
     summed: by product of matrices and size of the features of X, the number of products that it sums.
     sliced: by Slice and axis, the sizes of the axis before and after it.
+    ends: by node and axis of which it selects an end, the size of the axis, the length and the batch size.
     """
 
     def __init__(self) -> None:
         self.steps: dict[ir.Node, set[int]] = collections.defaultdict(set)
+        self.induced: set[ir.Node] = set()
         self.joined: dict[tuple[ir.Node, int, int], int] = {}
         self.summed: dict[tuple[ir.Node, int], int] = {}
+        self.ends: dict[tuple[ir.Node, int], set[tuple[int, int, int]]] = collections.defaultdict(set)
         self.sliced: dict[tuple[ir.Node, int], set[tuple[int, int]]] = collections.defaultdict(set)
         self.positions: dict[tuple[ir.Node, int], set[tuple[int, int]]] = collections.defaultdict(set)
 
@@ -54,6 +57,10 @@ class Observed:
             if knows_length and len(counts) > 1:
                 text = f"{node.op_type} '{node.name}' carries floats in a variable number of steps"
                 raise OutOfScopeError(f"{text}, although the length of the sequence is known")
+        for (node, _), seen in self.ends.items():
+            is_batch, is_time = (all(each[0] == each[k] for each in seen) for k in (2, 1))
+            if is_batch and not is_time and len({size for size, *_ in seen}) > 1:
+                raise OutOfScopeError(f"{node.op_type} '{node.name}' selects a row of the batch")
         for (node, axis), pairs in self.sliced.items():
             if len({size for size, _ in pairs}) > 1 and len({rest for _, rest in pairs}) > 1:
                 raise OutOfScopeError(f"{node.op_type} '{node.name}' shortens axis {axis}, which has a variable size")
@@ -70,14 +77,15 @@ class EmittedInterpreter(Interpreter):
     longest: the largest length that is compared, if the model leaves a size open.  features: the size of those of X.
     symbols: the sizes by symbolic name, or None for ambiguous names.
     most_work: the most products and elements to compute in one run.
-    first: the floats that loops carry after their first step.  initial: those with which they begin, if not their own.
+    carried: the floats that loops carry, after each step.  initial: those with which they begin, if not their own.
+    sizes: the length of the sequence and the batch size.
     observed: what nodes did in all comparisons; interpreters may share it.
     copies: products of matrices that must not sum.
     recorded: None, or a list to which every computed array of field elements is appended.
     """
 
     longest: int | None = None
-    features = 0
+    features, sizes = 0, (0, 0)
     most_work = 1 << 40
     copies: Collection[ir.Node] = ()
     recorded: list[Array] | None = None
@@ -88,12 +96,12 @@ class EmittedInterpreter(Interpreter):
         self._sizes: dict[ir.Node, tuple[int, ...]] = {}
         self.observed, self._work = Observed(), 0
         self._steps: dict[ir.Node, int] = {}
-        self.first: dict[Slot, Array] = {}
+        self.carried: dict[Slot, list[Array]] = collections.defaultdict(list)
         self.initial: dict[Slot, Array] = {}
 
     def run(self, graph: Graph, inputs: Mapping[ir.Value, Array]) -> list[Array]:
         self._work = self.field.products = 0
-        self.first = {}
+        self.carried = collections.defaultdict(list)
         try:
             return super().run(graph, inputs)
         except UndefinedError as error:
@@ -142,7 +150,7 @@ class EmittedInterpreter(Interpreter):
             raise OutOfScopeError(f"a state of {node.op_type} '{node.name}' changes its shape")
         self._steps[node] += index == 0
         if after.dtype == np.uint64:
-            self.first.setdefault((node, index), after)
+            self.carried[node, index].append(after)
 
     def _compute(self, call: Call) -> Sequence[Array]:
         node = call.node
@@ -172,6 +180,8 @@ class EmittedInterpreter(Interpreter):
             is_constant = operand >= len(call.node.inputs) or self._is_constant(call.node.inputs[operand])
             if self.longest is not None and not is_constant:
                 self.observed.positions[call.node, axis] |= {(call[0].shape[axis], abs(position))}
+            if is_constant and self.longest is not None:
+                self.observed.ends[call.node, axis].add((call[0].shape[axis], *self.sizes))
             is_beyond = position not in AT_AN_END and abs(position) < (1 << 31) - 1
             if is_constant and is_beyond and sizes[axis] != call[0].shape[axis]:
                 raise OutOfScopeError(

@@ -53,7 +53,7 @@ class Arithmetic:
 
 @dataclasses.dataclass(frozen=True)
 class TraceEntry:
-    """One intermediate result: time, direction, name, and the values of the rows that run at this step."""
+    """One intermediate result: time, direction, name, and the values of the rows that run; of states, of all rows."""
 
     step: int
     reverse: bool
@@ -168,6 +168,8 @@ def evaluate(
         for t in reversed(range(T)) if backwards else range(T):
             rows = np.flatnonzero(valid > t)
             h[rows], c[rows] = step(t, projected[t, rows], h[rows], c[rows])
+            if trace is not None:
+                trace += [TraceEntry(t, backwards, f"state {name}", each.copy()) for name, each in (("C", c), ("H", h))]
             Y[t, d, rows] = h[rows]
         finals["Y_h"][d], finals["Y_c"][d] = h, c
     if batch_first:
@@ -198,10 +200,7 @@ class _Step:
 
     def __call__(self, t: int, x: Array, h: Array, c: Array) -> tuple[Array, Array]:
         self.t = t
-        h, c = self.step(x, h, c)
-        self._record("state C", c)
-        self._record("state H", h)
-        return h, c
+        return self.step(x, h, c)
 
     def _record(self, name: str, values: Array) -> None:
         if self.trace is not None:

@@ -2,11 +2,13 @@
 that a few steps reach.
 
 A graph may carry only the states of the node: h or c of one direction [N, H], of all [D, N, H], or side by side
-[N, D * H]. If both sides then compute the same from random states, they do so after any number of steps.
+[N, D * H]. If they equal the states of the node after each step from random states, they do so after any number of
+steps.
 """
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -28,14 +30,16 @@ Selection = tuple[str, int | str]
 STACKED, JOINED = "stacked", "joined"
 
 
-def first_states(trace: Sequence[TraceEntry], lengths: Array, steps: int) -> States:
-    """The states after the first step of each direction, of the rows whose sequences have all steps."""
-    found: dict[str, dict[bool, Array]] = {"H": {}, "C": {}}
+def states_of(trace: Iterable[TraceEntry]) -> list[States]:
+    """The states of the node after each step of its directions."""
+    found: dict[str, dict[bool, list[Array]]] = {name: collections.defaultdict(list) for name in ("H", "C")}
     for entry in trace:
         kind, _, name = entry.name.partition(" ")
-        if kind == "state" and entry.reverse not in found[name]:
-            found[name][entry.reverse] = entry.values[lengths[lengths > entry.step] == steps]
-    return {name: np.stack([values for _, values in sorted(each.items())]) for name, each in found.items()}
+        if kind == "state":
+            found[name][entry.reverse].append(entry.values)
+    directions = {name: [steps for _, steps in sorted(each.items())] for name, each in found.items()}
+    count = len(directions["H"][0])
+    return [{name: np.stack([steps[k] for steps in each]) for name, each in directions.items()} for k in range(count)]
 
 
 def select(states: States, selection: Selection) -> Array:
@@ -45,22 +49,36 @@ def select(states: States, selection: Selection) -> Array:
     return state if which == STACKED else np.concatenate(state, axis=-1) if which == JOINED else state[which]
 
 
-def carried_states(carried: Iterable[tuple[Slot, Array]], first: States, rows: Array) -> dict[Slot, Selection]:
-    """What each loop carries, by its states after the first step; of equal ones, the first that no other loop has.
+def carried_states(carried: Iterable[tuple[Slot, Sequence[Array]]], states: Sequence[States]) -> dict[Slot, Selection]:
+    """What each loop carries, by its states after each step; of equal ones, the first that no other loop has.
 
-    first: the states of the node.  rows: of the batch, with these states.
     Raises OutOfScopeError for a state that is none of the node.
     """
     found = dict[Slot, Selection]()
-    for (node, index), state in carried:
-        names = sorted(first, reverse=not index)  # h is carried before c
-        choices = [(name, which) for name in names for which in (*range(len(first[name])), STACKED, JOINED)]
-        fitting = [choice for choice in choices if _is_equal(state, rows, select(first, choice))]
+    for slot, steps in carried:
+        names = sorted(states[0], reverse=not slot[1])  # h is carried before c
+        choices = [(name, which) for name in names for which in (*range(len(states[0][name])), STACKED, JOINED)]
+        fitting = [choice for choice in choices if not _differ(steps, states, choice)]
         if not fitting:
-            raise OutOfScopeError(f"state {index} of {node.op_type} '{node.name}' is no state of the recurrent node")
-        found[node, index] = next((choice for choice in fitting if choice not in found.values()), fitting[0])
+            raise _refusal(slot)
+        found[slot] = next((choice for choice in fitting if choice not in found.values()), fitting[0])
     return found
 
 
-def _is_equal(state: Array, rows: Array, first: Array) -> bool:
-    return state.ndim == first.ndim and np.array_equal(state[..., rows, :], first)
+def check_carried(
+    carried: Mapping[Slot, Sequence[Array]], states: Sequence[States], selections: Mapping[Slot, Selection]
+) -> None:  # fmt: skip
+    """Raise OutOfScopeError if a loop carries something else than these states of the node after some step."""
+    for slot, steps in carried.items():
+        if slot not in selections or _differ(steps, states, selections[slot]):
+            raise _refusal(slot)
+
+
+def _differ(steps: Sequence[Array], states: Sequence[States], selection: Selection) -> bool:
+    wanted = (select(each, selection) for each in states)
+    return len(steps) > len(states) or not all(map(np.array_equal, steps, wanted))
+
+
+def _refusal(slot: Slot) -> OutOfScopeError:
+    node, index = slot
+    return OutOfScopeError(f"state {index} of {node.op_type} '{node.name}' is no state of the recurrent node")

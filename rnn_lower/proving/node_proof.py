@@ -20,7 +20,7 @@ from rnn_lower.proving.constant_inputs import content
 from rnn_lower.proving.counters import Counters
 from rnn_lower.proving.emitted import EmittedInterpreter, Observed, symbol_sizes
 from rnn_lower.proving.field import Array, Field
-from rnn_lower.proving.induction import States, carried_states, first_states, select
+from rnn_lower.proving.induction import States, carried_states, check_carried, select, states_of
 from rnn_lower.proving.interpreter import FIRST_RESHAPE, NoStepsError, check_time
 from rnn_lower.proving.program import Program
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof
@@ -235,7 +235,7 @@ class _Comparison:
         """The first difference between the two sides, or None."""
         cases: dict[int, list[Case]] = collections.defaultdict(list)
         executed = set[ir.Graph]()
-        observed = Observed()
+        observed, steps = Observed(), self._cases_of_steps()
         for case in self._cases:
             cases[case.point].append(case)
         for point in range(self.points):
@@ -250,48 +250,59 @@ class _Comparison:
                 reason = self._compare(interpreter, case, folded)
                 if reason is not None:
                     return reason
-            reason = self._differ_from_any_state(interpreter, folded)
-            if reason is not None:
-                return reason
+            for case in steps:
+                reason = self._differ_at(interpreter, case, folded)
+                if reason is not None:
+                    return reason
             executed |= interpreter.executed
+        if self._counters.refusal is not None:
+            raise self._counters.refusal
+        alone = {loop for loop, counts in observed.steps.items() if any(counts)} - observed.induced
+        if steps and alone:
+            loop = alone.pop()
+            raise OutOfScopeError(f"{loop.op_type} '{loop.name}' runs only at some lengths")
         observed.check(self._length is not None or self._known.longest is None)
         # Constant lengths leave the empty sequence out, for which a branch may be meant.
-        steps = {case.T for case in self._cases}
-        is_complete = self._length is not None or 0 in steps
-        for node in self._program.all_nodes if self.evaluations and any(steps) and is_complete else ():
+        lengths = {case.T for case in self._cases}
+        is_complete = self._length is not None or 0 in lengths
+        for node in self._program.all_nodes if self.evaluations and any(lengths) and is_complete else ():
             for name, body in subgraphs(node):
                 if body not in executed:
                     raise OutOfScopeError(f"the {name} of {node.op_type} '{node.name}' ran in no comparison")
         return None
 
-    def _differ_from_any_state(self, interpreter: EmittedInterpreter, folded: bool) -> str | None:
-        """The first difference if loops begin with random states, or None."""
+    def _cases_of_steps(self) -> list[Case]:
+        """The cases in which loops also begin with random states; none if all lengths are compared."""
         known = self._known
         steps = known.T if known.T is not None else 3 if known.lengths is None else int(known.lengths.max(initial=0))
         rows = known.lengths.size if known.lengths is not None else 4 if known.N is None else known.N
-        is_exact = known.T is not None and (known.lengths is not None or not known.has_lengths)
-        if is_exact or not steps or not rows:
-            return None
-        full = np.full(rows, steps) if known.lengths is None else known.lengths
-        varied = (steps - np.arange(rows)) % (steps + 1) if known.lengths is None else known.lengths
+        if not steps or not rows or (known.T is not None and (known.lengths is not None or not known.has_lengths)):
+            return []
+        vectors = [known.lengths]
+        if known.lengths is None and known.has_lengths:  # each row once runs all steps, or ends before
+            vectors = [(steps - np.arange(rows) - later) % (steps + 1) for later in (0, 1)]
+        return [Case(steps, rows, None if each is None else tuple(map(int, each)), 0) for each in vectors]
+
+    def _differ_at(self, interpreter: EmittedInterpreter, case: Case, folded: bool) -> str | None:
+        """The first difference in one case if loops begin with random states, or None."""
         trace = list[equations.TraceEntry]()
-        cases = [
-            Case(steps, rows, tuple(map(int, lengths)) if known.has_lengths else None, 0) for lengths in (full, varied)
-        ]
-        reason = self._compare(interpreter, cases[0], folded, trace=trace)
-        if reason is not None or not interpreter.first:
+        reason = self._compare(interpreter, case, folded, trace=trace)
+        if reason is not None or not interpreter.carried:
             return reason
-        first, slots = first_states(trace, full, steps), [*interpreter.first.items()]
-        initial = {name: interpreter.field.random((len(state), rows, state.shape[-1])) for name, state in first.items()}
+        states, slots = states_of(trace), [*interpreter.carried.items()]
+        initial = {name: interpreter.field.random(state.shape) for name, state in states[0].items()}
         for state in initial.values():
-            state[:, varied == 0] = 0  # as the operator does
+            state[:, [length == 0 for length in case.lengths or ()]] = 0  # as the operator does
         for order in (slots, slots[::-1]):  # two loops may carry equal states
-            carried = carried_states(order, first, full == steps)
-            interpreter.initial = {slot: select(initial, selection) for slot, selection in carried.items()}
-            reason = self._compare(interpreter, cases[1], folded, initial)
+            selections, trace = carried_states(order, states), []
+            interpreter.initial = {slot: select(initial, selection) for slot, selection in selections.items()}
+            reason = self._compare(interpreter, case, folded, initial, trace)
             if reason is None:
                 break
         interpreter.initial = {}
+        if reason is None:
+            check_carried(interpreter.carried, states_of(trace), selections)
+            interpreter.observed.induced |= {node for node, _ in selections}
         return f"{reason}, if loops begin with random states" if reason else None
 
     def _compare(
@@ -312,6 +323,7 @@ class _Comparison:
         own_sizes = symbol_sizes((self._shapes[name], array.shape) for name, array in arrays.items())
         interpreter.symbols = {**self._other_sizes, **own_sizes}
         hidden_size = arrays["R"].shape[-1]
+        interpreter.sizes = case.T, case.N
         interpreter.features, weights = arrays["X"].shape[-1], arrays["R"].size // hidden_size
         products = case.T * case.N * (interpreter.features + hidden_size) * weights
         interpreter.most_work = MOST_WORK + MOST_TIMES * products
