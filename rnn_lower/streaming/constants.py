@@ -6,11 +6,12 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.traits import RANDOM
-from rnn_lower.ir.walk import known_tensor, subgraphs
+from rnn_lower.ir.walk import Scope, known_tensor, subgraphs
 from rnn_lower.shapes.size_values import LONGEST, SizeValue, computed_sizes, constant_sizes, shape_sizes
 from rnn_lower.shapes.sizes import TIME, UNKNOWN, Size, computed, linear, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext
-from rnn_lower.transforms.evaluate import evaluate_node
+from rnn_lower.streaming.data_flow import makers_of
+from rnn_lower.transforms.evaluate import computed_constants, evaluate_node
 
 
 def content_of(ctx: RuleContext) -> AxisInfo | None:
@@ -77,6 +78,14 @@ class Constants:
             return self._found[value]  # type: ignore[index]
         tensor = known_tensor(value)
         return None if tensor is None else tensor.numpy()
+
+    def computed(self, value: ir.Value | None, scope: Scope) -> np.ndarray | None:
+        """The content of a value that nodes of this graph compute from constants with any number of elements."""
+        known = self.get(value)
+        if value is None or known is not None:
+            return known
+        makers = makers_of(value)
+        return computed_constants((node, scope.opset) for node in scope.graph if node in makers).get(value)
 
     def put(self, value: ir.Value, info: AxisInfo, dtype: ir.DataType | None) -> None:
         """Store the sizes that a value contains, if all are known."""

@@ -62,6 +62,16 @@ def inputs_of(model: ir.Model, value: ir.Value) -> set[ir.Value]:
     return _closure(value, step) & required
 
 
+def makers_of(value: ir.Value) -> set[ir.Node]:
+    """The nodes that a value is computed by, without those in bodies."""
+
+    def step(current: ir.Value) -> Iterable[ir.Value]:
+        node = current.producer()
+        return () if node is None else [operand for operand in node.inputs if operand is not None]
+
+    return {node for each in _closure(value, step) if (node := each.producer()) is not None}
+
+
 def has_one_step(node: RecurrentNode) -> bool:
     """Whether a recurrent node has one step in each run, for all input sizes."""
     maker = node.inputs["X"].producer()

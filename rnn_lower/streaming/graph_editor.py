@@ -311,18 +311,20 @@ class GraphEditor:
         fed = {state.input for state in self.states} | {
             value.name for node in written for value in node.inputs if value
         }
+
+        def is_used(value: ir.Value) -> bool:
+            users = (user for user, index in value.uses() if user not in gone and (user, index) not in self.replaced)
+            return value.name in fed or value.is_graph_output() or value.is_graph_input() or any(True for _ in users)
+
         waiting = list(self.replaced.values())
         while waiting:
             value = waiting.pop()
-            if value.name in fed:
-                continue
             node = value.producer()
-            users = [user for user, index in value.uses() if user not in gone and (user, index) not in self.replaced]
-            if users or value.is_graph_output() or value.is_graph_input():
+            if is_used(value):
                 continue
             if node is None:
                 unused.add(value.name)
-            elif len(node.outputs) == 1 and not self._carries_in_body(node):
+            elif not any(map(is_used, node.outputs)) and not self._carries_in_body(node):
                 gone.add(node)
                 waiting += [operand for operand in node.inputs if operand is not None]
         protobuf.remove_if(self.graph.initializer, lambda tensor: tensor.name in unused)

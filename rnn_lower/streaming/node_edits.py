@@ -34,6 +34,18 @@ def replace_constant(work: GraphEditor, site: Site, index: int, array: np.ndarra
     work.replace_input(site, index, constant(array, ir.DataType.from_numpy(array.dtype), "constant"))
 
 
+def repeat_row(work: GraphEditor, site: Site, index: int, row: np.ndarray, batch: int) -> None:
+    """Set sequence_lens or an initial state to a constant, repeated over the batch, axis `batch` of X."""
+    b, is_state = site.before, index > 4
+    if is_state and not row.any():  # the default
+        work.replace_input(site, index, None)
+        return
+    axis, rows = batch if is_state else 0, b.size(site.input(), batch, 3, "rows")
+    repeats = b.concat([rows if k == axis else _numbers([1]) for k in range(row.ndim)], 0, "repeats")
+    repeated = b.op("Tile", constant(row, ir.DataType.from_numpy(row.dtype), "row"), repeats, name="repeated")
+    work.replace_input(site, index, repeated)
+
+
 def mask(work: GraphEditor, site: Site, x: AxisInfo, fill: np.ndarray) -> None:
     """Replace the meaningless frames of the first input with the left padding."""
     early = work.are_early(site, x)

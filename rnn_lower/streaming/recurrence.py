@@ -11,8 +11,9 @@ from rnn_lower.options import OP_TYPES
 from rnn_lower.shapes.sizes import ONE, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
 from rnn_lower.streaming.delays import held
+from rnn_lower.streaming.node_edits import repeat_row
 from rnn_lower.streaming.recurrent_states import Recurrence, tell_length
-from rnn_lower.streaming.reshaping import same_frames
+from rnn_lower.streaming.reshaping import equal_row, same_frames
 from rnn_lower.streaming.state_caches import Steps
 
 
@@ -56,13 +57,16 @@ def _over_time(ctx: RuleContext, read: RecurrentNode, x: AxisInfo, batch: int) -
 
 def _over_another_axis(ctx: RuleContext, read: RecurrentNode, x: AxisInfo, time: int) -> list[AxisInfo]:
     """A recurrent node whose batch contains the frames: each frame is a separate sequence."""
-    axes = {4: 0, 5: 0 if read.layout else 1, 6: 0 if read.layout else 1}
-    for index, axis in axes.items():
-        info = ctx.optional(index)
-        if info is not None and (info.axis != axis or info.sizes[axis] != x.sizes[along(ctx, x)]):
-            raise ctx.refuse(f"its {'sequence_lens' if index == 4 else 'initial states'} differ from frame to frame")
     directions, units = size(read.num_directions), size(read.hidden_size)
-    steps, rows = x.sizes[time], x.sizes[along(ctx, x)]
+    batch, steps, rows = along(ctx, x), x.sizes[time], x.sizes[along(ctx, x)]
+    for index, axis in {4: 0, 5: batch, 6: batch}.items():
+        info = ctx.optional(index)
+        if info is None or (info.axis == axis and info.sizes[axis] == rows):
+            continue
+        row = None if info.is_timed else equal_row(ctx, index, axis, rows)
+        if row is None:
+            raise ctx.refuse(f"its {'sequence_lens' if index == 4 else 'initial states'} differ from frame to frame")
+        ctx.edit(repeat_row, index, row, batch)
     if steps.number is not None:
         ctx.carry(functools.partial(tell_length, read=read, steps=steps.number))
     y = (rows, steps, directions, units) if read.layout else (steps, directions, rows, units)

@@ -6,6 +6,8 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
+import numpy as np
+
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.shapes.sizes import ONE, TIME, UNKNOWN, Size, broadcast, product, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
@@ -73,11 +75,19 @@ def mapped(ctx: RuleContext, terms: Sequence[Sequence[object]], result: Sequence
 
 def one_for_all(ctx: RuleContext, index: int, axis: int, length: Size) -> bool:
     """Replace a constant with one equal row for each of the export's frames by a single row."""
-    array = ctx.known(index)
-    if array is None or array.shape[axis] != ctx.exported(length) or (array != array.take([0], axis)).any():
+    if (row := equal_row(ctx, index, axis, length)) is None:
         return False
-    ctx.edit(replace_constant, index, array.take([0], axis))
+    ctx.edit(replace_constant, index, row)
     return True
+
+
+def equal_row(ctx: RuleContext, index: int, axis: int, length: Size) -> np.ndarray | None:
+    """The first row of a constant with one equal row for each of the export's frames, else None."""
+    number = ctx.exported(length)
+    if number is None or ctx.input(index).sizes[axis] != size(number):
+        return None
+    array = ctx.analysis.constants.computed(ctx.node.inputs[index], ctx.scope)
+    return None if array is None or (array != array.take([0], axis)).any() else array.take([0], axis)
 
 
 def transpose(ctx: RuleContext) -> list[AxisInfo]:

@@ -606,6 +606,47 @@ def test_an_initial_state_in_the_shape_of_the_first_frame(first, reset):
     close([np.concatenate([session.run(x[k : k + 1])["y"] for k in range(7)])], run_onnxruntime(model, {"x": x}))
 
 
+REPEATED = {
+    "a constant": "h = Identity (k)",
+    "a part of a constant": "p, q = Split <axis = 2, num_outputs = 2> (w) h = Slice (p, z, i, z)",
+    "one row": "r = Slice (k, z, i, i) h = Expand (r, e)",
+    "zeros": "h = ConstantOfShape (e)",
+}
+"""Initial states of a GRU whose batch has the 30 frames of an export. k [1, 30, 3] and w [1, 30, 6] are constants."""
+
+
+@pytest.mark.parametrize("step", [None, 1])
+@pytest.mark.parametrize("kind", REPEATED)
+def test_an_initial_state_that_is_the_same_for_each_frame(kind, step):
+    """As exporters with a fixed length write that of a recurrent node over frequencies."""
+    model = with_gru(f"""
+        main (float[2, 30, 3] x) => (float[2, 1, 30, 3] y)
+        <int64[1] z = {{0}}, int64[1] i = {{1}}, int64[3] e = {{1, 30, 3}}>
+        {{ {REPEATED[kind]} g = GRU <hidden_size = 3> (x, W, R, , l, h) y = Tanh (g) }}""", 18)  # fmt: skip
+    row, lengths = np.array([0.5, -1, 2, 0, 1, 1], np.float32), np.full(30, 1, np.int32)
+    k, w = (np.tile(row[:size], (1, 30, 1)) for size in (3, 6))
+    model.graph.initializer.extend(map(onnx.numpy_helper.from_array, (k, w, lengths), "kwl"))
+    made = rnn_lower.stream(model, axis="x[1]", step=step)
+    assert "Split" not in [node.op_type for node in made.graph.node if "w" in node.input]
+    proof = rnn_lower.prove_streaming(model, made)
+    assert proof, proof.verdict
+    x = np.random.default_rng(0).uniform(-1, 1, (2, 30, 3)).astype(np.float32)
+    session, ends = rnn_lower.StreamingSession(made), range(31) if step else (0, 1, 9, 30)
+    got = [session.run(x[:, a:b])["y"] for a, b in itertools.pairwise(ends)]
+    close([np.concatenate(got, 2)], run_onnxruntime(model, {"x": x}))
+
+
+def test_an_initial_state_that_differs_between_frames_is_refused():
+    model = with_gru(
+        "main (float[2, 30, 3] x) => (float[2, 1, 30, 3] y) { y = GRU <hidden_size = 3> (x, W, R, , , k) }"
+    )
+    k = np.zeros((1, 30, 3), np.float32)
+    k[0, 29, 2] = 1
+    model.graph.initializer.append(onnx.numpy_helper.from_array(k, "k"))
+    with pytest.raises(rnn_lower.UnsupportedError, match="its initial states differ from frame to frame"):
+        rnn_lower.stream(model, axis="x[1]")
+
+
 @pytest.mark.parametrize("step", [None, 2])
 def test_an_output_whose_frames_have_a_row_for_each_sequence(step, tmp_path):
     """As language models have it: decoded = linear(y).view(-1, words), time first."""
