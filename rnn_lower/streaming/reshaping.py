@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from rnn_lower.errors import UnsupportedError
+from rnn_lower.shapes.fixed_dims import axis_name
+from rnn_lower.shapes.shape_info import plain_dim
 from rnn_lower.shapes.sizes import ONE, TIME, UNKNOWN, Size, broadcast, product, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
 from rnn_lower.streaming.node_edits import (
@@ -127,9 +129,9 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
     try:
         info = _regrouped(ctx, x, resolved)
         grouped = info.outer != ONE and info.every != x.every
-    except UnsupportedError:
-        _refuse_fixed(ctx, x, ctx.sizes(len(target)))
-        raise
+    except UnsupportedError as error:
+        _refuse_fixed(ctx, x, _declared(ctx, len(target)))
+        raise UnsupportedError(f"{error}{_advice(ctx, x, copied)}") from None
     if grouped:  # unless the export took -1 for the batch
         _refuse_fixed(ctx, x, ctx.sizes(len(target)))
     if ctx.may_lack_frames(x) and target[info.axis or 0].is_timed and not {size(0), size(-1)} & {*target}:
@@ -163,6 +165,41 @@ def _refuse_fixed(ctx: RuleContext, x: AxisInfo, shape: Sequence[Size]) -> None:
         raise FixedLengthError(ctx.refuse(why), fixed.number)
 
 
+def _declared(ctx: RuleContext, rank: int) -> list[Size]:
+    """The inferred sizes of the output; declared numbers, which are those of the export, replace unknown ones."""
+    sizes, dims = ctx.sizes(rank), [*map(plain_dim, ctx.node.outputs[0].shape or ())]
+    if len(dims) != rank:
+        return sizes
+    return [size(n) if isinstance(n, int) and dim.number is None else dim for dim, n in zip(sizes, dims, strict=True)]
+
+
+def _advice(ctx: RuleContext, x: AxisInfo, shape: Sequence[Size]) -> str:
+    """What to do if a number in a shape with -1 is the length of the export's example, or "" if none or several may be.
+
+    Such a shape fits other lengths too, so it does not tell.
+    """
+    if ctx.analysis.baked is not None or size(-1) not in shape or len(ctx.analysis.streams) != 1:
+        return ""
+    pairs = [(axis, dim.number) for axis, dim in enumerate(shape) if dim.number is not None and dim.number > 1]
+    numbers = [number for axis, number in pairs if _with_frames(ctx, x, shape, axis, x.length)]
+    if len(numbers) != 1:
+        return ""
+    (time,) = itertools.starmap(axis_name, ctx.analysis.streams.items())
+    return f"; if the export fixed the number of frames, pass --dim {time}={numbers[0]} --time {time}"
+
+
+def _with_frames(
+    ctx: RuleContext, x: AxisInfo, shape: Sequence[Size], axis: int, length: Size
+) -> tuple[AxisInfo, list[Size]] | None:
+    """The output with this size of an axis, and its shape, if the frames are then along this axis."""
+    resolved = _resolved(x, [length if k == axis else dim for k, dim in enumerate(shape)])
+    try:
+        info = None if resolved is None else _regrouped(ctx, x, resolved)
+    except UnsupportedError:
+        return None
+    return None if info is None or resolved is None or info.axis != axis else (info, resolved)
+
+
 def _resolved(x: AxisInfo, shape: Sequence[Size]) -> list[Size] | None:
     """A shape with -1 resolved, or None if unknown."""
     rest = product(x.sizes).over(product(dim for dim in shape if dim != size(-1)))
@@ -178,17 +215,10 @@ def _freed(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo | None:
     candidates = dict[int, tuple[AxisInfo, tuple[Size, ...]]]()
     for (axis, dim), length in itertools.product(enumerate(shape), (x.length, size(TIME))):
         share = size(dim.number or 0).over(size(ctx.exported(length) or 0))
-        if share is None or not share.number:
-            continue
-        resolved = _resolved(x, [share * length if k == axis else each for k, each in enumerate(shape)])
-        if resolved is None:
-            continue
-        try:
-            info = _regrouped(ctx, x, resolved)
-        except UnsupportedError:
-            continue
-        same = [k < x.rank and each == x.sizes[k] and bool(each.of) for k, each in enumerate(resolved)]
-        if info.axis == axis:
+        found = _with_frames(ctx, x, shape, axis, share * length) if share is not None and share.number else None
+        if found is not None:
+            info, resolved = found
+            same = [k < x.rank and each == x.sizes[k] and bool(each.of) for k, each in enumerate(resolved)]
             pairs = enumerate(resolved)
             candidates[axis] = info, tuple(size(-1) if k == axis else size(0) if same[k] else n for k, n in pairs)
     if len(candidates) != 1:

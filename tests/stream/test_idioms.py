@@ -811,6 +811,28 @@ def test_a_length_that_an_export_has_fixed_where_its_input_is_free(kind, declare
     assert proof, proof.verdict
 
 
+@pytest.mark.parametrize("rest", ["3", "M", "6"])
+def test_a_length_that_an_export_has_fixed_beside_a_rest(rest):
+    """As x.view(b, t, groups, -1) is exported: the shape fits other lengths too, unless the export tells what -1 is."""
+    model = with_gru(f"""
+        main (float[1, T, 6] x) => (float[1, S, 6] y)
+        <int64[4] a = {{1, 9, 2, -1}}, int64[3] b = {{1, 9, 6}}, float[1, 9, 2, {rest}] r>
+        {{ r = Reshape (x, a) h = Tanh (r) y = Reshape (h, b) }}""")
+    options = {"axis": "T"} if rest == "3" else {"axis": "x[1]", "dims": {"x[1]": 9}}
+    if rest != "3":
+        advice = (
+            r'; if the export fixed .*, pass dims={"x\[1\]": 9} axis="x\[1\]"' if rest == "M" else "it mixes frames"
+        )
+        with pytest.raises(rnn_lower.UnsupportedError, match=advice):
+            rnn_lower.stream(model, axis="T")
+    session, x = (
+        rnn_lower.StreamingSession(rnn_lower.stream(model, **options)),
+        np.ones((1, 9, 6), np.float32).cumsum(1),
+    )
+    got = [session.run(x[:, a:b])["y"] for a, b in itertools.pairwise((0, 1, 4, 9))]
+    close([np.concatenate(got, 1)], run_onnxruntime(model, {"x": x}))
+
+
 @pytest.mark.parametrize("view", ["n, t", "n, m"])
 def test_a_recurrent_node_behind_a_reshape_is_unrolled(view):
     """The Reshape [batch, frames, columns] of late frames does not tell that a chunk has K of them."""
