@@ -345,7 +345,7 @@ def _unstream_arguments(parser: argparse.ArgumentParser) -> None:
         dest="states",
         metavar="INPUT=OUTPUT",
         action="append",
-        help="declare a state that the model's metadata does not list",
+        help="declare a state that the model's metadata does not list; accepts several INPUT=OUTPUT values",
     )
     parser.add_argument(
         "--time", metavar="INPUT[AXIS]", help="the axis of the frames; if omitted, each run of the model is one step"
@@ -439,15 +439,15 @@ def require(arguments: argparse.Namespace, flag: str, names: Iterable[str]) -> N
 
 
 def one_value_each(argv: Sequence[str]) -> list[str]:
-    """Repeat `--dim` or `--input-shape` before each of its further sizes; return the command line."""
+    """Repeat an option of `SEVERAL` before each of its further values; return the command line."""
     tokens: list[str] = []
     flag, is_first = "", False
     for token in argv:
-        if token in SIZES:
+        if token in SEVERAL:
             flag, is_first = token, True
         elif is_first:
             is_first = False
-        elif flag and SIZES[flag].fullmatch(token):
+        elif flag and SEVERAL[flag].fullmatch(token):
             tokens.append(flag)
         else:
             flag = ""
@@ -455,7 +455,11 @@ def one_value_each(argv: Sequence[str]) -> list[str]:
     return tokens
 
 
-SIZES = {"--dim": re.compile(r"[^-].*=\d+", re.ASCII), "--input-shape": re.compile(r"[^-].*:\d+(,\d+)*", re.ASCII)}
+SEVERAL = {
+    "--dim": re.compile(r"[^-].*=\d+", re.ASCII),
+    "--input-shape": re.compile(r"[^-].*:\d+(,\d+)*", re.ASCII),
+    "--state": re.compile(r"[^-].*=.+(?<!\.onnx)"),
+}
 """Options that accept several values, with the pattern of the values after the first."""
 
 

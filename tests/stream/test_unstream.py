@@ -13,6 +13,7 @@ from paths import ROOT
 
 import rnn_lower
 from rnn_lower import cli
+from rnn_lower.cli.arguments import one_value_each
 
 
 def stack_of(*layers) -> onnx.ModelProto:
@@ -139,3 +140,8 @@ def test_states_that_cannot_be_fed_back(pair, words, tmp_path, capsys):
     assert cli.main(command) == cli.BAD
     assert words in capsys.readouterr().err
     assert not (tmp_path / "o.onnx").exists()
+
+
+def test_several_states_after_one_option():
+    command = ["unstream", "in.onnx", "--state", "h=hn", "c=cn", "a=1.onnx"]  # the last is a file
+    assert one_value_each(command) == [*command[:4], "--state", *command[4:]]
