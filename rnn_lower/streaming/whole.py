@@ -16,6 +16,7 @@ from onnx import helper, numpy_helper
 
 from rnn_lower.builder.constants import constant
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand
+from rnn_lower.builder.names import Names
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.walk import opset_of
@@ -93,15 +94,17 @@ def _with_axes(document: Document, plan: Plan, time: str) -> Plan:
     fed, outputs = {state.output for state in plan.states}, dict(plan.outputs)
     try:
         analysis.run()
-    except UnsupportedError:  # then use declared sizes
+    except UnsupportedError as error:  # then use declared sizes
         axis = next(iter(inputs.values()))
         for value in document.proto.graph.output:
             dims = value.type.tensor_type.shape.dim
             if value.name in outputs and value.name not in fed:
+                unknown = f"output '{value.name}': the time axis is unknown"
+                if size is not None and not dims:
+                    raise UnsupportedError(f"{unknown}; declare the sizes of the output in the model") from None
                 if size is None or axis >= len(dims) or dims[axis].dim_value != size:
-                    raise UnsupportedError(
-                        f"output '{value.name}': the time axis is unknown; declare the sizes of the output in the model"
-                    ) from None
+                    way = "to make each run of the model one step, omit --time"
+                    raise UnsupportedError(f"{unknown}, because {error}; {way}") from None
                 outputs[value.name] = axis
     else:
         for value in work.model.graph.outputs:
@@ -246,6 +249,7 @@ def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) ->
         else:
             name_value(behind, behind.gather(chunked, constant(-1, INT64)), name)
     theirs = {state.output for state in plan.states if state.first is None} - plan.outputs.keys()
+    time = Names(source.shape_info.symbols).unique(TIME)
     for name in theirs:
         name_value(behind, behind.op("Identity", ir.Value(name=last[name]), name="last"), name)
     put_around(graph, b, behind.nodes)
@@ -257,7 +261,7 @@ def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) ->
         if isinstance(axis, int) and axis < len(dims):
             dims[axis].Clear()
             if name in declared:
-                dims[axis].dim_param = TIME if step == 1 else f"{step}*{TIME}"
+                dims[axis].dim_param = time if step == 1 else f"{step}*{time}"
 
 
 def _typed(

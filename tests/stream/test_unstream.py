@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx
 import pytest
@@ -117,6 +119,32 @@ def test_runs_of_one_step(tmp_path, capsys):
 def test_is_refused(model, options, words):
     with pytest.raises(rnn_lower.RnnLowerError, match=words):
         rnn_lower.unstream(model(), **options)
+
+
+def merged() -> onnx.ModelProto:
+    """As language models have it: the output has the frames and the batch on one axis."""
+    s, state = Stack(np.random.default_rng(1)), (1, "batch", 2)
+    s.add("Transpose", "x", perm=[1, 0, 2])
+    s.nodes.append(helper.make_node(
+        "LSTM", [s.value, s.weight(1, 8, 6), s.weight(1, 8, 2), "", "", "h", "c"], ["o", "hn", "cn"], hidden_size=2
+    ))  # fmt: skip
+    s.nodes.append(helper.make_node("Reshape", [s.add("Transpose", "o", perm=[2, 0, 1, 3]), s.ints(-1, 2)], ["y"]))
+    shapes = {"x": ("batch", "time", 6), "h": state, "c": state, "y": ("M", 2), "hn": state, "cn": state}
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    graph = helper.make_graph(s.nodes, "merged", values[:3], values[3:], s.weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def test_frames_that_the_output_merges_with_the_batch(tmp_path, capsys):
+    """The message tells what works: each run is one step, whatever the chunk. Both states follow one --state."""
+    chunks, whole = tmp_path / "chunks.onnx", tmp_path / "whole.onnx"
+    onnx.save(merged(), chunks)
+    command = ["unstream", str(chunks), str(whole), "--check", "--state", "h=hn", "c=cn"]
+    assert cli.main([*command, "--time", "x[1]"]) == cli.BAD
+    assert re.search(r"time axis is unknown, because .*'y' merges the frames .*omit --time", capsys.readouterr().err)
+    assert cli.main(command) == cli.DONE, capsys.readouterr()
+    dims = [dim.dim_param for dim in onnx.load(whole).graph.input[0].type.tensor_type.shape.dim]
+    assert len(set(dims[:3])) == 3, "the new axis has a name of its own"
 
 
 def test_weights_in_a_file(tmp_path, capsys):
