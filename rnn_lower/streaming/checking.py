@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from rnn_lower.checking.compare import Comparison
 from rnn_lower.checking.model_pair import ModelPair, OriginalFails
@@ -13,12 +19,19 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.proving import prover
 from rnn_lower.proving.report import CheckReport
 from rnn_lower.streaming.chunked_runs import CALLS, SET_SIZES, ChunkedRuns, Trial
+from rnn_lower.streaming.floats import difference
 from rnn_lower.streaming.plan import Plan
 from rnn_lower.streaming.session import Feeds, StreamingSession
 from rnn_lower.validation import check_numbers
 
 LENGTHS = (5, 12, 1, 23, 40)
 """The lengths of whole runs, in chunks of minimal length."""
+
+OTHERS = 60
+"""The distance to the number of other inputs of the same kind: samples of these have the same scales and choices."""
+
+Compared: TypeAlias = "tuple[Sequence[str], Sequence[Any], Sequence[Any]]"
+"""The names of outputs, the expected values and the values found."""
 
 PROOF_SECONDS = 5.0
 """CPU time for the proof of the lowered nodes."""
@@ -47,12 +60,13 @@ def check_streaming(
     try:
         for index in range(runs):
             if plan.inputs:
-                steps = max(LENGTHS[index % len(LENGTHS)], chunked.remembered + index)
-                _compare_chunks(chunked, index, Trial(steps, (1,), mixed=2), judge, runner, comparison)
+                trial = Trial(max(LENGTHS[index % len(LENGTHS)], chunked.remembered + index), (1,), mixed=2)
+                compare(functools.partial(_in_chunks, chunked, index, trial, judge, runner), index, comparison)
             else:
-                _compare_calls(chunked, index, judge, runner, ModelPair(fused, fused), comparison)
-        for number, trial in enumerate(chunked.long_trials() if plan.inputs else (), runs):
-            _compare_chunks(chunked, number, trial, judge, runner, comparison)
+                calls = functools.partial(_in_calls, chunked, judge, runner, ModelPair(fused, fused))
+                compare(calls, index, comparison)
+        for index, trial in enumerate(chunked.long_trials() if plan.inputs else (), runs):
+            compare(functools.partial(_in_chunks, chunked, index, trial, judge, runner), index, comparison)
     except WholeFailsError as error:
         whole = "new" if whole_is_new else "original"
         remedy = "" if whole_is_new else f"; {SET_SIZES}"
@@ -83,10 +97,31 @@ class WholeFailsError(Exception):
     """The model on whole sequences does not run with any sampled inputs."""
 
 
-def _compare_chunks(
-    chunked: ChunkedRuns, index: int, trial: Trial, judge: ModelPair, runner: ModelPair, comparison: Comparison
-) -> None:
-    """Compare a whole run with chunks."""
+def compare(draw: Callable[[int], list[Compared]], number: int, comparison: Comparison) -> None:
+    """Add the results of `draw` for inputs with this number.
+
+    Some operators amplify rounding, such as cos(atan2(y, x)), and it depends on the position of an element in a chunk.
+    So a difference that may be rounding counts only if other inputs of the same kind show one, too.
+    """
+    results = draw(number)
+    if not all(comparison.agrees(*each) for each in results) and not any(itertools.starmap(_differ, results)):
+        with contextlib.suppress(WholeFailsError):
+            others = draw(number + OTHERS)
+            results = others if all(comparison.agrees(*each) for each in others) else results
+    for each in results:
+        comparison.add(*each)
+
+
+def _differ(_: Sequence[str], wanted: Sequence[Any], found: Sequence[Any]) -> bool:
+    """Whether the difference of any output is more than rounding."""
+    pairs = zip(wanted, found, strict=True)
+    return any(isinstance(a, list) or difference(np.asarray(a), np.asarray(b)) for a, b in pairs)
+
+
+def _in_chunks(
+    chunked: ChunkedRuns, index: int, trial: Trial, judge: ModelPair, runner: ModelPair, number: int
+) -> list[Compared]:
+    """The results of a whole run and of chunks, for inputs with this number."""
 
     def whole_run(feeds: Feeds) -> tuple[Feeds, list[Any]]:
         results = judge.original_results(feeds)
@@ -94,39 +129,41 @@ def _compare_chunks(
             raise OriginalFails(why)
         return feeds, results
 
-    sampled = chunked.sampled(index, trial.steps, whole_run, OriginalFails, judge.nodes)
+    sampled = chunked.sampled(number, trial.steps, whole_run, OriginalFails, judge.nodes)
     if isinstance(sampled, str) and trial.is_long:
-        return
+        return []
     if isinstance(sampled, str):
         raise WholeFailsError(sampled)
-    (feeds, results), names = sampled, list(chunked.plan.outputs)
+    (feeds, results), names, compared = sampled, list(chunked.plan.outputs), list[Compared]()
     whole = dict(zip(judge.output_names, results, strict=True))
     for lengths in chunked.chunkings(feeds, index, trial):
         session = StreamingSession(chunked.made, run=runner.original_results)
         outputs = chunked.stream_through(session, feeds, lengths)
         pairs = zip(names, outputs, strict=True)
         wanted = [chunked.begun(name, sum(lengths), whole[name], result) for name, result in pairs]
-        comparison.add(names, wanted, outputs)
+        compared.append((names, wanted, outputs))
     if chunked.plan.reset is not None and not trial.is_long:
         by_session, by_input = chunked.reset_results(
             lambda: StreamingSession(chunked.made, run=runner.original_results), feeds
         )
-        comparison.add([*by_session], [*by_session.values()], [by_input[name] for name in by_session])
+        compared.append(([*by_session], [*by_session.values()], [by_input[name] for name in by_session]))
+    return compared
 
 
-def _compare_calls(
-    chunked: ChunkedRuns, index: int, judge: ModelPair, runner: ModelPair, fused: ModelPair, comparison: Comparison
-) -> None:
-    """Compare consecutive runs, the first of them with the original, which forgets its states after each run."""
-    sampled = chunked.sampled(index, 0, lambda feeds: (feeds, judge.original_results(feeds)), OriginalFails)
+def _in_calls(
+    chunked: ChunkedRuns, judge: ModelPair, runner: ModelPair, fused: ModelPair, number: int
+) -> list[Compared]:
+    """The results of consecutive runs, the first of them with the original, which forgets its states after each run."""
+    sampled = chunked.sampled(number, 0, lambda feeds: (feeds, judge.original_results(feeds)), OriginalFails)
     if isinstance(sampled, str):
         raise WholeFailsError(sampled)
-    (feeds, expected), names = sampled, list(chunked.plan.outputs)
+    (feeds, expected), names, compared = sampled, list(chunked.plan.outputs), list[Compared]()
     sessions = [StreamingSession(pair.original, run=pair.original_results) for pair in (fused, runner)]
-    for chunk in chunked.calls(feeds, index):
+    for chunk in chunked.calls(feeds, number):
         wanted, results = ([session.run(chunk)[name] for name in names] for session in sessions)
-        comparison.add(names, wanted, results)
+        compared.append((names, wanted, results))
     sessions[1].reset()
     first, whole = sessions[1].run(feeds), dict(zip(judge.output_names, expected, strict=True))
-    comparison.add(names, [whole[name] for name in names], [first[name] for name in names])
+    compared.append((names, [whole[name] for name in names], [first[name] for name in names]))
     chunked.chunks, chunked.borders = chunked.chunks + CALLS + 1, chunked.borders + CALLS - 1
+    return compared

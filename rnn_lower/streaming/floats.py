@@ -93,12 +93,13 @@ def _difference(runs: ChunkedRuns, session: StreamingSession, feeds: Feeds, resu
     except Exception as error:  # the evaluator raises exceptions of any type
         raise OutOfScopeError(f"onnx's evaluator does not run the streaming model: {one_line(error)}") from None
     for name, wanted in zip(names, results, strict=True):
-        if name in found and (why := _differ(runs.begun(name, sum(lengths), wanted, found[name]), found[name])):
+        if name in found and (why := difference(runs.begun(name, sum(lengths), wanted, found[name]), found[name])):
             return f"output '{name}' {why}"
     return ""
 
 
-def _differ(wanted: Array, found: Array) -> str:
+def difference(wanted: Array, found: Array) -> str:
+    """What keeps an output from being a rounding of the wanted one, or ""."""
     if wanted.dtype != found.dtype or wanted.shape != found.shape:
         return f"is {found.dtype}{list(found.shape)} instead of {wanted.dtype}{list(wanted.shape)}"
     return float_run.difference_of_outputs(found, wanted)
