@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rnn_lower import api
 from rnn_lower.cli import printing
 from rnn_lower.cli.arguments import BAD, Command
 from rnn_lower.cli.stdin import stdin_as_file
@@ -94,8 +95,6 @@ def _check_files(models: Sequence[str], outputs: Sequence[str]) -> None:
 
 def holds_recurrent_nodes(path: str) -> bool:
     """Whether a path is that of a model with recurrent nodes, which may be an input of someone."""
-    from rnn_lower import api
-
     with contextlib.suppress(RnnLowerError):  # not a model
         return os.path.isfile(path) and bool(api.inspect(path))
     return False
