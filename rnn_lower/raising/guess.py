@@ -80,6 +80,14 @@ def cells(new: Sum, states: frozenset[ir.Value]) -> Iterator[Cell]:
                 yield cell
 
 
+def masks(new: Sum) -> Iterator[ir.Value]:
+    """The conditions under which the new state is not the old one."""
+    while (atom := new.atom()) is not None and atom.kind == "where":
+        if atom.value is not None:
+            yield atom.value
+        new = atom.arguments[0]
+
+
 def unmasked(new: Sum) -> Sum:
     """The new state without the mask that keeps old rows."""
     while (atom := new.atom()) is not None and atom.kind == "where":

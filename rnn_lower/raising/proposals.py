@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.walk import NODE_MARK, constant, get_attribute
+from rnn_lower.ir.walk import NODE_MARK, constant, get_attribute, known_tensor
 from rnn_lower.loops.unrolling import LOOPS
 from rnn_lower.proving.program import read_by
 from rnn_lower.raising.algebra import FUNCTIONS, Algebra, NoGuessError, Sum, same
-from rnn_lower.raising.guess import Cell, cells, unmasked
+from rnn_lower.raising.guess import Cell, cells, masks, unmasked
 from rnn_lower.shapes.shape_info import ShapeInfo
 
 SHAPING = ("Concat", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze", "Where")
@@ -108,8 +108,34 @@ def directions_of_loop(
     for index, (state, new) in enumerate(zip(states, sums, strict=False)):
         if new is None or new.rank < 2 or state not in bound:
             continue
+        if not emitted and not all(_reads_elements(loop, mask) for mask in masks(new)):
+            continue  # at some length, the mask may end all sequences
         for cell in cells(new, frozenset(states)):
             yield _direction(cell, loop, initial, sums, index, reverse)
+
+
+def _reads_elements(loop: ir.Node, value: ir.Value) -> bool:
+    """Whether a value of a step depends on elements of an input, such as lengths, not only on sizes and the step."""
+    body, first = loop.attributes["body"].as_graph(), 2 if loop.op_type == "Loop" else 0
+    sources: dict[ir.Value, list[ir.Value | None]] = {inner: [] for inner in body.inputs[:first]}
+    sources |= {inner: [outer] for inner, outer in zip(body.inputs[first:], loop.inputs[first:], strict=True)}
+    states = len(loop.inputs) - get_attribute(loop, "num_scan_inputs", ir.AttributeType.INT, 0)
+    for inner, new in zip(body.inputs[first:states], body.outputs[first // 2 :], strict=False):
+        sources[inner].append(new)
+    waiting, seen = [value], set[ir.Value | None]()
+    while waiting:
+        value = waiting.pop()
+        if value in seen or known_tensor(value) is not None:
+            continue
+        seen.add(value)
+        node = value.producer()
+        if value in sources:
+            waiting += [source for source in sources[value] if source is not None]
+        elif node is None:
+            return True
+        elif node.op_type not in ("Shape", "Size"):
+            waiting += read_by(node)
+    return False
 
 
 def _sum(algebra: Algebra, value: ir.Value) -> Sum | None:

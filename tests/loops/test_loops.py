@@ -240,6 +240,29 @@ def test_a_loop_that_stops_at_a_hundred_steps_is_not_raised():
     assert loops_of(rnn_lower.raise_loops(model)) == ["loop"]
 
 
+@pytest.mark.parametrize(
+    ("before", "inside"),
+    [
+        ("s = Shape(x) n = Slice(s, zero, end) few = Less(n, most)", ""),
+        ("", "left = Sub(next, limit) late = Relu(left) few = Less(late, one)"),
+    ],
+)
+def test_a_mask_that_no_input_decides_is_not_dropped(before, inside):
+    """The state stays from some length or step on, which the compared inputs need not show."""
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 17]>
+        g (float[T,2,4] x) => (float[2,4] y)
+        <float[4,4] W = {{1,2,3,4,5,6,7,8,9,8,7,6,5,4,3,2}}, float[2,4] h0 = {{0,0,0,0,0,0,0,0}}, float c0 = {{0}},
+         float one = {{1}}, float limit = {{100}}, int64[1] zero = {{0}}, int64[1] end = {{1}}, int64[1] most = {{100}}> {{
+            {before} p = MatMul(x, W)
+            y, c = Scan <num_scan_inputs = 1, body = b (float[2,4] h, float c, float[2,4] q) => (float[2,4] new, float next) {{
+                next = Add(c, one) a = MatMul(h, W) sum = Add(a, q) t = Tanh(sum) {inside} new = Where(few, t, h)
+            }}> (h0, c0, p)
+        }}""")
+    onnx.checker.check_model(model)
+    assert loops_of(rnn_lower.raise_loops(model)) != []
+
+
 @pytest.mark.parametrize("number", [40, 5000])
 @pytest.mark.parametrize("op_type", ["Mod", "Min"])
 def test_a_loop_that_reads_other_steps_from_some_length_on_is_not_raised(op_type, number):
