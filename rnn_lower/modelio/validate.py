@@ -105,11 +105,11 @@ def _check_functions(model: onnx.ModelProto) -> None:
         sizes[key] = sum(count * sizes.get(called, 1) for called, count in calls[key].items())
     expanded = sum(count * sizes.get(called, 1) for called, count in _called(model.graph).items())
     if expanded > MOST_EXPANDED:
-        raise RnnLowerError(f"its functions expand to {expanded} nodes, the limit is {MOST_EXPANDED}")
+        raise RnnLowerError(f"its functions expand to more than {MOST_EXPANDED:,} nodes, which is the limit")
 
 
 def _called(holder: protobuf.Holder) -> collections.Counter[tuple[str, str, str]]:
-    """The operators and functions that a graph calls, with the numbers of calls."""
+    """How often a graph calls each operator and function."""
     nodes = (node for graph in protobuf.graphs_in(holder) for node in graph.node)
     return collections.Counter((node.domain, node.op_type, node.overload) for node in nodes)
 

@@ -142,7 +142,7 @@ def _at_most(value: ir.Value | None, limits: Collection[float]) -> tuple[ir.Valu
         return nothing, 0.0
     outer, inverse = _plus(_inverted(value))
     inner, negative = _plus(_above_zero(outer))
-    if inverse is None or negative != -inverse or inverse == 0:
+    if inverse is None or negative != -inverse or inverse <= 0:
         return None, None
     nearest = [limit for limit in (*limits, float(np.float32(1.0 / inverse))) if limit]
     candidates = (limit for limit in nearest if inverse in (1.0 / limit, float(np.float32(1.0 / limit))))

@@ -18,7 +18,7 @@ graph compares values with a constant, beyond which it may behave differently. M
 
 ALL_VECTORS, LARGE, SHORT, MOST_VECTORS = 36, 300_000, 12, 64
 """Up to ALL_VECTORS vectors of sequence_lens are all compared. Of more, or with over LARGE weights, some are chosen:
-each row has each length, or, beyond SHORT steps, some row has each length; at most MOST_VECTORS, and MOST_STEPS in all.
+each row has each length, or, beyond SHORT steps, some row has each length; at most MOST_VECTORS, fewer of long ones.
 """
 
 MOST_PRODUCTS, FEW_PRODUCTS = 1 << 28, 1 << 24
@@ -115,10 +115,11 @@ def _at_length(known: Known, steps: int, left_out: set[str]) -> list[Sizes]:
         vectors = vectors[:: -(-len(vectors) // 2)]
     most = max(4, min(MOST_VECTORS, MOST_STEPS // max(1, steps)))
     if len(vectors) > most:
-        count, vectors = len(vectors), vectors[:: -(-len(vectors) // most)]
-        left_out.add(f"the nodes are compared only for {len(vectors)} of {count} possible values of sequence_lens")
-    elif N is not None and len({*vectors}) < len({*itertools.chain(*vectors)}) ** N:
-        left_out.add("of the lengths of several sequences, the nodes are compared only for some combinations")
+        is_partial, vectors = True, vectors[:: -(-len(vectors) // most)]
+    else:
+        is_partial = N is not None and len({*vectors}) < len({*itertools.chain(*vectors)}) ** N
+    if is_partial:
+        left_out.add(f"the nodes are compared only for {len(vectors)} values of sequence_lens")
     return [(steps, len(vector), vector) for vector in vectors]
 
 

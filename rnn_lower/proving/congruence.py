@@ -55,34 +55,28 @@ def congruence_keys(model: ir.Model, equal: Collection[str | None] = ()) -> Keys
             keys[value] = _key("constant", content_key(array))
         return keys[value]
 
-    def of_body(body: ir.Graph, depth: int) -> Key:
-        keys.update({value: _key("argument", depth, index) for index, value in enumerate(body.inputs)})
-        follow(body, depth)
+    def of_body(body: ir.Graph, place: Key) -> Key:
+        keys.update({value: _key("argument", place, index) for index, value in enumerate(body.inputs)})
+        follow(body)
         declared = [(value.dtype, str(value.shape)) for value in (*body.inputs, *body.outputs)]
         return _key(declared, [of_value(value) for value in body.outputs])
 
-    def follow(graph: ir.Graph, depth: int) -> None:
+    def follow(graph: ir.Graph) -> None:
         for node in graph:
-            inner = [(name, body, of_body(body, depth + 1)) for name, body in subgraphs(node)]
             own = output_names(node) if node.op_type in RANDOM else ()
             inputs = [*node.inputs]
             while inputs and (inputs[-1] is None or not inputs[-1].name):  # folding may leave it out
                 inputs.pop()
             count = len(node.outputs)  # of a Split, it decides the sizes
-            key = _key(
-                node.op_identifier(),
-                own,
-                [*map(of_value, inputs)],
-                count,
-                [(a, k) for a, _, k in inner],
-                attributes_key(node),
-            )
+            key = _key(node.op_identifier(), own, [*map(of_value, inputs)], count, attributes_key(node))
+            inner = [(name, body, of_body(body, _key(key, name))) for name, body in subgraphs(node)]
+            key = _key(key, [(name, body_key) for name, _, body_key in inner])
             found.update({body: _key(key, name) for name, body, _ in inner})
             for index, value in enumerate(node.outputs):
                 if value not in computed and constant(value) is None:
                     keys[value] = _key("equal", value.name) if value.name in equal else _key(key, index)
 
-    follow(model.graph, 0)
+    follow(model.graph)
     outputs = [of_value(value) for value in model.graph.outputs]
     unread = {value for node, _ in nodes(model) for value in node.outputs if value.name and not value.uses()}
     return Keys(outputs, found, {of_value(value) for value in unread}, {*keys.values()})

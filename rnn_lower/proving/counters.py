@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.walk import known_tensor, subgraphs
-from rnn_lower.proving.call import OutOfScopeError, WrongError
+from rnn_lower.proving.call import OutOfScopeError
 from rnn_lower.proving.element_types import WIDE_INTEGERS
 from rnn_lower.proving.emitted_uses import POSITIONS
 from rnn_lower.proving.field import Array
@@ -90,7 +90,7 @@ class Counters:
     compares_all: whether the length of X is known, so that all lengths are compared.
     sums: by value that is computed.  copies: products of matrices that must not sum.
     largest: the largest constant length, or size of a constant from which positions are selected.
-    refusal: a use that is out of scope, or None.
+    refusal: the first use that is out of scope, or None; comparisons come before, to find a difference instead.
     """
 
     def __init__(
@@ -115,8 +115,10 @@ class Counters:
                 self._follow(node)
             except OutOfScopeError:
                 raise
-            except Exception as error:  # of a node that no runtime accepts
-                raise WrongError(f"{node.op_type} '{node.name}' cannot run: {error}") from None
+            except Exception as error:  # of a node that may not run, which the comparisons show
+                raise OutOfScopeError(
+                    f"the sizes that {node.op_type} '{node.name}' computes are unknown: {error}"
+                ) from None
 
     def _constant(self, value: ir.Value | None) -> np.ndarray | None:
         tensor = known_tensor(value)

@@ -78,14 +78,14 @@ class EmittedInterpreter(Interpreter):
     symbols: the sizes by symbolic name, or None for ambiguous names.
     most_work: the most products and elements to compute in one run.
     carried: the floats that loops carry, after each step.  initial: those with which they begin, if not their own.
-    sizes: the length of the sequence and the batch size.
+    sizes: the length of the sequence and the batch size.  prefix: how new names of sizes must begin.
     observed: what nodes did in all comparisons; interpreters may share it.
     copies: products of matrices that must not sum.
     recorded: None, or a list to which every computed array of field elements is appended.
     """
 
     longest: int | None = None
-    features, sizes = 0, (0, 0)
+    features, sizes, prefix = 0, (0, 0), "/"
     most_work = 1 << 40
     copies: Collection[ir.Node] = ()
     recorded: list[Array] | None = None
@@ -109,9 +109,12 @@ class EmittedInterpreter(Interpreter):
 
     def _bind(self, value: ir.Value, array: Array) -> None:
         if value.shape is not None and all(value is not known for known in self._graph.declared):
-            names = {str(dim.value) for dim in value.shape if isinstance(dim, ir.SymbolicDim) and dim.value}
-            if names - self.symbols.keys():  # another node may declare it as well
-                raise WrongError(f"'{value.name}' declares a size '{min(names - self.symbols.keys())}', which is new")
+            for dim, size in zip(value.shape, array.shape, strict=False):
+                name = "" if isinstance(dim, int) else str(dim.value or "")
+                if name.startswith(self.prefix):  # of this node alone
+                    self.symbols.setdefault(name, size)
+                elif name and name not in self.symbols:  # another node may declare it as well
+                    raise WrongError(f"'{value.name}' declares a size '{name}', which is new")
             check_shape(value, array, self.symbols)
         super()._bind(value, array)
 

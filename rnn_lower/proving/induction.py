@@ -21,6 +21,9 @@ from rnn_lower.proving.field import Array
 Slot = tuple[ir.Node, int]
 """A loop, and the index of a state that it carries."""
 
+Carried = Mapping[Slot, Sequence[Array]]
+"""What loops carry after each of their steps."""
+
 States = Mapping[str, Array]
 """h and c [D, N, H] by "H" and "C"."""
 
@@ -38,19 +41,19 @@ def states_of(trace: Iterable[TraceEntry]) -> list[States]:
         if kind == "state":
             found[name][entry.reverse].append(entry.values)
     directions = {name: [steps for _, steps in sorted(each.items())] for name, each in found.items()}
-    count = len(directions["H"][0])
+    count = len(directions["H"][0]) if directions["H"] else 0
     return [{name: np.stack([steps[k] for steps in each]) for name, each in directions.items()} for k in range(count)]
 
 
 def select(states: States, selection: Selection) -> Array:
-    """What a loop carries of the states of the node."""
+    """The part of the states of the node that a loop carries."""
     name, which = selection
     state = states[name]
     return state if which == STACKED else np.concatenate(state, axis=-1) if which == JOINED else state[which]
 
 
 def carried_states(carried: Iterable[tuple[Slot, Sequence[Array]]], states: Sequence[States]) -> dict[Slot, Selection]:
-    """What each loop carries, by its states after each step; of equal ones, the first that no other loop has.
+    """Which states of the node each loop carries; if several fit, the first that no other loop carries.
 
     Raises OutOfScopeError for a state that is none of the node.
     """
@@ -66,7 +69,7 @@ def carried_states(carried: Iterable[tuple[Slot, Sequence[Array]]], states: Sequ
 
 
 def check_carried(
-    carried: Mapping[Slot, Sequence[Array]], states: Sequence[States], selections: Mapping[Slot, Selection]
+    carried: Carried, states: Sequence[States], selections: Mapping[Slot, Selection]
 ) -> None:  # fmt: skip
     """Raise OutOfScopeError if a loop carries something else than these states of the node after some step."""
     for slot, steps in carried.items():

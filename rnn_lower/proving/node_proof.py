@@ -20,7 +20,16 @@ from rnn_lower.proving.constant_inputs import content
 from rnn_lower.proving.counters import Counters
 from rnn_lower.proving.emitted import EmittedInterpreter, Observed, symbol_sizes
 from rnn_lower.proving.field import Array, Field
-from rnn_lower.proving.induction import States, carried_states, check_carried, select, states_of
+from rnn_lower.proving.induction import (
+    Carried,
+    Selection,
+    Slot,
+    States,
+    carried_states,
+    check_carried,
+    select,
+    states_of,
+)
 from rnn_lower.proving.interpreter import FIRST_RESHAPE, NoStepsError, check_time
 from rnn_lower.proving.program import Program
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof
@@ -137,6 +146,7 @@ class _Comparison:
             value: dtypes[name] or (ir.DataType.INT32 if name == "sequence_lens" else dtype)
             for name, value in self._counterparts.items()
         }
+        self._prefix = f"{task.name}/"
         self._program = Program(task.replaced, types, task.opset, dtype, task.visible, task.unread)
         declared = {value.name for value in node.outputs if value.shape is not None}
         self._program.declared = [value for value in task.replaced if value.name in declared]
@@ -235,7 +245,7 @@ class _Comparison:
         """The first difference between the two sides, or None."""
         cases: dict[int, list[Case]] = collections.defaultdict(list)
         executed = set[ir.Graph]()
-        observed, steps = Observed(), self._cases_of_steps()
+        observed, starts, refusal = Observed(), self._random_starts(), self._counters.refusal
         for case in self._cases:
             cases[case.point].append(case)
         for point in range(self.points):
@@ -244,23 +254,29 @@ class _Comparison:
             limits = () if self._node.limit is None else (self._node.limit,)
             interpreter = EmittedInterpreter(field, limits, self._deadline)
             interpreter.longest, interpreter.observed = self._known.longest, observed
-            interpreter.copies = self._counters.copies
-            for case in cases[point]:
+            interpreter.copies, interpreter.prefix = self._counters.copies, self._prefix
+            runs = list[tuple[Carried, list[equations.TraceEntry]]]()
+            for case in (*starts, *cases[point]):
                 check_time(self._deadline)
-                reason = self._compare(interpreter, case, folded)
+                trace = list[equations.TraceEntry]()
+                reason = self._compare(interpreter, case, folded, trace=trace)
                 if reason is not None:
                     return reason
-            for case in steps:
-                reason = self._differ_at(interpreter, case, folded)
-                if reason is not None:
-                    return reason
+                runs += [(interpreter.carried, trace)] if starts else []
+            try:
+                for case, run in zip(starts, runs, strict=False):
+                    selections = self._start_at_random(interpreter, case, folded, run)
+                    for carried, trace in runs if selections else ():
+                        check_carried(carried, states_of(trace), selections)
+            except OutOfScopeError as error:  # later points may still find a difference
+                refusal = refusal or error
             executed |= interpreter.executed
-        if self._counters.refusal is not None:
-            raise self._counters.refusal
-        alone = {loop for loop, counts in observed.steps.items() if any(counts)} - observed.induced
-        if steps and alone:
-            loop = alone.pop()
-            raise OutOfScopeError(f"{loop.op_type} '{loop.name}' runs only at some lengths")
+        alone = [loop for loop, counts in observed.steps.items() if any(counts) and loop not in observed.induced]
+        if starts and alone:
+            text = f"{alone[0].op_type} '{alone[0].name}' runs only at some lengths"
+            refusal = refusal or OutOfScopeError(text)
+        if refusal is not None:
+            raise refusal
         observed.check(self._length is not None or self._known.longest is None)
         # Constant lengths leave the empty sequence out, for which a branch may be meant.
         lengths = {case.T for case in self._cases}
@@ -271,39 +287,44 @@ class _Comparison:
                     raise OutOfScopeError(f"the {name} of {node.op_type} '{node.name}' ran in no comparison")
         return None
 
-    def _cases_of_steps(self) -> list[Case]:
+    def _random_starts(self) -> list[Case]:
         """The cases in which loops also begin with random states; none if all lengths are compared."""
         known = self._known
-        steps = known.T if known.T is not None else 3 if known.lengths is None else int(known.lengths.max(initial=0))
+        steps = (
+            known.T if known.T is not None else 3 if known.lengths is None else int(known.lengths.max(initial=0)) + 2
+        )
         rows = known.lengths.size if known.lengths is not None else 4 if known.N is None else known.N
         if not steps or not rows or (known.T is not None and (known.lengths is not None or not known.has_lengths)):
             return []
         vectors = [known.lengths]
-        if known.lengths is None and known.has_lengths:  # each row once runs all steps, or ends before
+        if known.lengths is None and known.has_lengths:  # rows end after different steps, one before the first
             vectors = [(steps - np.arange(rows) - later) % (steps + 1) for later in (0, 1)]
         return [Case(steps, rows, None if each is None else tuple(map(int, each)), 0) for each in vectors]
 
-    def _differ_at(self, interpreter: EmittedInterpreter, case: Case, folded: bool) -> str | None:
-        """The first difference in one case if loops begin with random states, or None."""
-        trace = list[equations.TraceEntry]()
-        reason = self._compare(interpreter, case, folded, trace=trace)
-        if reason is not None or not interpreter.carried:
-            return reason
-        states, slots = states_of(trace), [*interpreter.carried.items()]
-        initial = {name: interpreter.field.random(state.shape) for name, state in states[0].items()}
+    def _start_at_random(
+        self, interpreter: EmittedInterpreter, case: Case, folded: bool, run: tuple[Carried, list[equations.TraceEntry]]
+    ) -> dict[Slot, Selection]:  # fmt: skip
+        """What loops carry, held against a run in which they begin with random states. run: of the same case.
+
+        Raises OutOfScopeError for a difference, because no run of the node begins in this way.
+        """
+        carried, states = run[0], states_of(run[1])
+        initial = {name: interpreter.field.random(state.shape) for name, state in states[0].items()} if carried else {}
         for state in initial.values():
             state[:, [length == 0 for length in case.lengths or ()]] = 0  # as the operator does
-        for order in (slots, slots[::-1]):  # two loops may carry equal states
-            selections, trace = carried_states(order, states), []
+        reason, selections = None, dict[Slot, Selection]()
+        for slots in ([*carried.items()], [*carried.items()][::-1]) if carried else ():  # two loops may carry the same
+            selections, trace = carried_states(slots, states), list[equations.TraceEntry]()
             interpreter.initial = {slot: select(initial, selection) for slot, selection in selections.items()}
             reason = self._compare(interpreter, case, folded, initial, trace)
+            interpreter.initial = {}
             if reason is None:
+                check_carried(interpreter.carried, states_of(trace), selections)
                 break
-        interpreter.initial = {}
-        if reason is None:
-            check_carried(interpreter.carried, states_of(trace), selections)
-            interpreter.observed.induced |= {node for node, _ in selections}
-        return f"{reason}, if loops begin with random states" if reason else None
+        if reason is not None:
+            raise OutOfScopeError(f"{reason}, if loops begin with random states")
+        interpreter.observed.induced |= {node for node, _ in selections}
+        return selections
 
     def _compare(
         self, interpreter: EmittedInterpreter, case: Case, folded: bool, initial: States | None = None,

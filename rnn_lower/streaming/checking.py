@@ -107,7 +107,7 @@ def compare(draw: Callable[[int], list[Compared]], number: int, comparison: Comp
     if not all(comparison.agrees(*each) for each in results) and not any(itertools.starmap(_differ, results)):
         with contextlib.suppress(WholeFailsError):
             others = draw(number + OTHERS)
-            results = others if all(comparison.agrees(*each) for each in others) else results
+            results = others if others and all(comparison.agrees(*each) for each in others) else results
     for each in results:
         comparison.add(*each)
 

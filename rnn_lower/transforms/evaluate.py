@@ -105,13 +105,17 @@ def most_elements(op_type: str, inputs: Iterable[np.ndarray | None]) -> int:
     if op_type in GROWING:
         repeated = sizes[0] if op_type in ("Expand", "Tile") else 1
         return max(1, repeated) * math.prod(
-            abs(int(number)) + 1 for array in operands[GROWING[op_type] :] for number in array.ravel()[:64]
+            abs(int(number)) + 1
+            for array in operands[GROWING[op_type] :]
+            if array.dtype.kind in "iuf"
+            for number in array.ravel()[:64]
+            if np.isfinite(number)
         )
     if op_type == "Concat":
         return sum(sizes)
     if op_type in ("Gemm", "MatMul", "MatMulInteger"):
-        rows, columns = (array.size // max(1, min(array.shape[-2:], default=1)) for array in operands[:2])
-        return rows * columns
+        rows, columns = (math.prod(array.shape) // max(1, min(array.shape[-2:], default=1)) for array in operands[:2])
+        return max(1, rows) * max(1, columns)
     try:
         return math.prod(np.broadcast_shapes(*(array.shape for array in operands)))
     except (RuntimeError, ValueError):  # such as a Gather, which computes fewer elements than this
