@@ -21,6 +21,9 @@ ALL_VECTORS, LARGE, SHORT, MOST_VECTORS = 36, 300_000, 12, 64
 each row has each length, or, beyond SHORT steps, some row has each length; at most MOST_VECTORS, fewer of long ones.
 """
 
+MOST_ROWS = 64
+"""The largest batch in which each row has another length."""
+
 MOST_PRODUCTS, FEW_PRODUCTS = 1 << 28, 1 << 24
 """The most multiplications to compare a large batch: if the graph compares integers with constants, and otherwise."""
 
@@ -143,7 +146,9 @@ def _vectors(T: int, N: int | None, all_up_to: int) -> list[tuple[int, ...]]:
         return [*alone, *itertools.product(lengths, repeat=rows)]
     if N is None:
         rotated = [tuple(lengths[start:] + lengths[:start]) for start in range(len(lengths))]
-        return [*alone[-2:], *(rotated if all_up_to and T <= SHORT else rotated[:1]), tuple(lengths[::-1])]
+        long = [*(rotated if all_up_to and T <= SHORT else rotated[:1]), tuple(lengths[::-1])]
+        parts = [each[k : k + MOST_ROWS] for each in long for k in range(0, len(each), MOST_ROWS)]
+        return [*alone[-2:], *parts]
     uniform = [(length,) * rows for length in lengths] if rows > 1 else []
     distance = 1 if T <= SHORT else rows  # each row has each length, or some row has each length
     return uniform + [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from rnn_lower.proving.program import Program
 
 
 class Sum(NamedTuple):
-    """How often a value contains a size of X, a length, a position and another size, and the number added to them.
+    """How often a value contains the length of X, a length, a position and another size, and the number added to them.
 
     nan stands for several: the elements of the value differ.
     """
@@ -44,9 +44,18 @@ class Sum(NamedTuple):
         return Sum(*(a + factor * b for a, b in zip(self, other, strict=True)))
 
 
-SIZE, LENGTH, POSITION, OTHER, ZERO, ONE, MIXED = (
-    Sum(sizes=1), Sum(lengths=1), Sum(positions=1), Sum(others=1), Sum(), Sum(number=1), Sum(*[math.nan] * 5)
+SIZE, LENGTH, POSITION, OTHER, ZERO, ONE, PICKED = (
+    Sum(sizes=1), Sum(lengths=1), Sum(positions=1), Sum(others=1), Sum(), Sum(number=1), Sum(positions=math.nan)
 )  # fmt: skip
+
+
+def joined(parts: Sequence[Sum]) -> Sum:
+    """The sum of elements with these sums; nan where they differ, and for positions where one is no plain size."""
+    merged = Sum(*(column[0] if len({*column}) == 1 else math.nan for column in zip(*parts, strict=True)))
+    is_plain = all(not part.counts or not (part.number in (-1, 1) or part.lengths or part.positions) for part in parts)
+    return merged if is_plain or len({*parts}) == 1 else merged._replace(positions=math.nan)
+
+
 LAST = Sum(sizes=1, number=-1)
 FROM_END = LAST.plus(POSITION, -1)
 
@@ -77,6 +86,9 @@ SHAPED = ("Add", "Cast", "Concat", "Identity", "Mul", "Split", "Transpose")
 FEATURES = 2
 """The axis of X that counts its features."""
 
+LARGE = 1 << 30
+"""The least number whose sum with a length may not fit 32 bits."""
+
 LIMITS: dict[str, tuple[Sum | None, Sum | None]] = {
     "Clip": (ZERO, ONE), "Max": (ZERO, None), "Min": (None, ONE), "Relu": (ZERO, None),
 }  # fmt: skip
@@ -86,21 +98,26 @@ LIMITS: dict[str, tuple[Sum | None, Sum | None]] = {
 class Counters:
     """The sizes, lengths and positions of a program, and the sums of them.
 
+    x, time_axis: the value of X, and its axis of time.
     lengths: the value of sequence_lens, if it is computed.  constant_lengths: its content, if it is known.
     compares_all: whether the length of X is known, so that all lengths are compared.
     sums: by value that is computed.  copies: products of matrices that must not sum.
     largest: the largest constant length, or size of a constant from which positions are selected.
+    measured: by Shape, the axis that must have the length of X.
     refusal: the first use that is out of scope, or None; comparisons come before, to find a difference instead.
     """
 
     def __init__(
-        self, program: Program, lengths: ir.Value | None, constant_lengths: Array | None, compares_all: bool
+        self, program: Program, x: ir.Value | None, time_axis: int, lengths: ir.Value | None,
+        constant_lengths: Array | None, compares_all: bool,
     ) -> None:  # fmt: skip
-        self._known, self._dtypes, self._inputs = program.constants, program.dtypes, program.inputs
+        self._known, self._dtypes, self._x, self._time_axis = program.constants, program.dtypes, x, time_axis
         self._lengths, self._compares_all = constant_lengths, compares_all
         self.sums: dict[ir.Value | None, Sum] = {} if lengths is None else {lengths: LENGTH}
-        self._partly = set[ir.Value | None]()
-        self._limits: dict[ir.Value, set[int]] = {}
+        self._elements: dict[ir.Value | None, list[Sum]] = {}
+        self._steps = set[ir.Value | None]()
+        self._limits: dict[ir.Value, tuple[Sum, int]] = {}
+        self.measured: dict[ir.Node, int] = {}
         self.copies: set[ir.Node] = set()
         self.largest = 0
         self.refusal: OutOfScopeError | None = None
@@ -138,7 +155,8 @@ class Counters:
         if not array.size:
             return [ZERO]
         first = array.ravel()[0]
-        found = [Sum(number=float(first) if np.all(array == first) else math.nan)]
+        several = math.nan if np.abs(array.astype(np.float64)).max() < LARGE else math.inf
+        found = [Sum(number=float(first) if np.all(array == first) else several)]
         if self._lengths is not None and np.array_equal(array.ravel(), self._lengths.ravel()):
             found.append(LENGTH)
             self.largest = max(self.largest, int(self._lengths.max(initial=0)))
@@ -155,12 +173,18 @@ class Counters:
         elif op in ("Shape", "Size"):
             self._measure(node)
         elif op == "NonZero":
-            if self._sums_of(node.inputs[0]) != [ONE]:
-                raise OutOfScopeError(f"NonZero '{node.name}' counts elements")
+            if self._sums_of(node.inputs[0]) != [ONE] or node.inputs[0] not in self._steps:
+                raise OutOfScopeError(f"NonZero '{node.name}' counts other elements than steps")
             self._set(node.outputs, POSITION)
         elif op == "ConstantOfShape":
             value = node.attributes.get("value")
+            self._check_shape(node, node.inputs[0])
             self._set(node.outputs, Sum(number=0 if value is None else float(value.as_tensor().numpy().ravel()[0])))
+            self._steps.update(node.outputs if self._sums_of(node.inputs[0]) == [SIZE] else ())
+        elif op in POSITIONS and any(
+            v is not None and v not in self.sums and self._constant(v) is None for v in node.inputs[1:]
+        ):
+            raise OutOfScopeError(f"{op} '{node.name}' selects a position that lowering never selects")
         elif not any(value in self.sums for value in node.inputs):
             return
         elif op in ("Less", "Greater"):
@@ -185,7 +209,10 @@ class Counters:
 
     def _compare(self, node: ir.Node, a: ir.Value | None, b: ir.Value | None = None) -> None:
         """Raise OutOfScopeError unless comparing two values, or one with 0 and 1, is the same at all sizes."""
-        for one, other in itertools.product(self._sums_of(a), [ZERO] if b is None else self._sums_of(b)):
+        self._check_compared(node, self._sums_of(a), [ZERO] if b is None else self._sums_of(b))
+
+    def _check_compared(self, node: ir.Node, some: Sequence[Sum], others: Sequence[Sum]) -> None:
+        for one, other in itertools.product(some, others):
             found = one.plus(other, -1)
             is_number = not one.counts and not other.counts
             if is_number or self._is_compared(found) or {found, ZERO.plus(found, -1)} & COMPARED:
@@ -196,7 +223,8 @@ class Counters:
 
     def _is_compared(self, found: Sum) -> bool:
         """Whether the proof compares all values of a sum: of a length and a number, if the length of X is known."""
-        return self._compares_all and found[:4] in ((0, 1, 0, 0), (0, -1, 0, 0))
+        is_length = found[:4] in ((0, 1, 0, 0), (0, -1, 0, 0))
+        return self._compares_all and is_length and not abs(found.number) >= LARGE
 
     def _limit(self, node: ir.Node) -> None:
         """A number that is limited to 0 and 1 is compared with one of them, and becomes a mask."""
@@ -206,47 +234,62 @@ class Counters:
         limits = LIMITS[node.op_type]
         if bounds != [[bound] for bound in limits if bound is not None and node.op_type != "Relu"]:
             raise OutOfScopeError(f"{node.op_type} '{node.name}' limits a size, a length or a position")
-        self._compare(node, x)
-        sides = self._limits.get(x, set()) | {index for index, bound in enumerate(limits) if bound is not None}
-        if len(sides) == 1:
-            self._set(node.outputs, self.sums[x])
-            self._limits.update(dict.fromkeys(node.outputs, sides))
+        found, before = self._limits.get(x, (self.sums[x], None))
+        self._check_compared(node, [found], [ZERO])
+        if None in limits and before in (None, limits.index(None)):  # the other limit is missing
+            self._set(node.outputs, PICKED)
+            self._limits.update(dict.fromkeys(node.outputs, (found, limits.index(None))))
+
+    def _check_shape(self, node: ir.Node, value: ir.Value | None) -> None:
+        """Raise OutOfScopeError if a shape may contain something else than sizes and numbers."""
+        found = self.sums.get(value, ZERO)
+        if found.positions or found.lengths or (found.counts and found.number > 0) or found.number < 0:
+            raise OutOfScopeError(f"{node.op_type} '{node.name}' reads a shape that lowering never computes")
 
     def _measure(self, node: ir.Node) -> None:
         """Find the sizes that a Shape or a Size returns: those of X, also of a product of it, but for its last axis."""
-        x, is_product = node.inputs[0], False
-        while x is not None and x not in self._inputs:
-            producer = x.producer()
-            if producer is None or producer.op_type not in (*SHAPED, "MatMul"):
-                break
-            perm = producer.attributes.get_ints("perm", (FEATURES,))
+        x, time_axis = node.inputs[0], self._time_axis
+        while x is not None and x is not self._x and (producer := x.producer()) is not None:
+            perm = list(producer.attributes.get_ints("perm", (0, 1, FEATURES)))
             axis = producer.attributes.get_int("axis", 0) if producer.op_type == "Split" else FEATURES
             constants = [self._constant(value) for value in producer.inputs[1:]]
-            is_copy = all(array is not None and array.size == 1 for array in constants)
-            if (
-                (producer.op_type in ("Concat", "Mul") and not is_copy)
-                or perm[-1] != FEATURES
-                or axis not in (-1, FEATURES)
-            ):
+            is_copy = producer.op_type != "Concat" or not constants
+            is_copy &= all(array is not None and array.size == 1 and array.ndim <= FEATURES for array in constants)
+            is_shaped = producer.op_type in ("Add", "MatMul", "Split") or (producer.op_type in SHAPED and is_copy)
+            if not is_shaped or perm not in ([0, 1, FEATURES], [1, 0, FEATURES]) or axis not in (-1, FEATURES):
                 break
-            is_product |= producer.op_type in ("MatMul", "Split") or not is_copy
+            time_axis ^= perm[0]
             x = producer.inputs[0]
-        is_known = x in self._inputs and node.op_type == "Shape"
-        if is_known and is_product and node.attributes.get_int("end", 3) > FEATURES:
-            self._partly.update(node.outputs)
-        self._set(node.outputs, SIZE if is_known else OTHER)
+        if node.op_type == "Size" or x is not self._x:
+            self._set(node.outputs, OTHER)
+            return
+        self.measured[node] = time_axis
+        sizes = [SIZE if axis == time_axis else OTHER for axis in range(3)]
+        start, end = (node.attributes.get_int(name, default) for name, default in (("start", 0), ("end", 3)))
+        self._set_elements(node.outputs[0], sizes[start:end])
 
-    def _part(self, node: ir.Node) -> list[Sum]:
-        """The sums of selected sizes of a product of X; its last size is none of X."""
+    def _set_elements(self, value: ir.Value, elements: Sequence[Sum]) -> None:
+        self._elements[value] = [*elements]
+        self.sums[value] = joined(elements)
+
+    def _select(self, node: ir.Node, elements: Sequence[Sum]) -> None:
+        """Find the sums of some elements of a shape, by position."""
+        arrays = [self._constant(value) for value in node.inputs[1:]]
         if node.op_type == "Split":
-            return [SIZE if index < FEATURES else OTHER for index in range(len(node.outputs))]
-        bounds = node.inputs[1:3] if node.op_type == "Slice" else node.inputs[1:2]
-        arrays = [self._constant(value) for value in bounds]
-        last = FEATURES if node.op_type == "Slice" else FEATURES - 1
-        is_first = bool(arrays) and all(
-            array is not None and array.min(initial=0) >= 0 and array.max(initial=0) <= last for array in arrays
-        )
-        return [SIZE if is_first else OTHER] * len(node.outputs)
+            sizes = list(arrays[0]) if arrays and arrays[0] is not None else list(node.attributes.get_ints("split", ()))
+            sizes = sizes or [len(elements) // len(node.outputs)] * len(node.outputs)
+            for value, size, end in zip(node.outputs, sizes, itertools.accumulate(sizes), strict=True):
+                self._set_elements(value, elements[end - size : end])
+        elif node.op_type == "Gather":
+            indices = [] if arrays[0] is None else [int(index) for index in arrays[0].ravel()]
+            self._set_elements(node.outputs[0], [elements[index] for index in indices] or [PICKED])
+        else:
+            bounds = [node.attributes.get_ints(name, ()) for name in ("starts", "ends")]
+            bounds = bounds if all(bounds) else [() if array is None else tuple(array) for array in arrays[:2]]
+            is_simple = all(len(bound) == 1 for bound in bounds) and len(arrays) < 4
+            self._set_elements(
+                node.outputs[0], elements[int(bounds[0][0]) : int(bounds[1][0])] if is_simple else [PICKED]
+            )
 
     def _is_integer(self, node: ir.Node) -> bool:
         return self._dtypes.get(node.outputs[0]) in WIDE_INTEGERS
@@ -268,10 +311,9 @@ class Counters:
         parts = [part[0] for part in map(self._sums_of, node.inputs) if part]
         numbers = [part.number for part in parts if not part.counts]
         if len(parts) == len(numbers):
-            if 0 in numbers or (len(numbers) == 2 and node.op_type == "Mul"):
+            if 0 in numbers or len(numbers) == 2:
+                self.copies.update([node] if node.op_type == "MatMul" and 0 not in numbers else ())
                 self._set(node.outputs, Sum(number=math.prod(numbers)))
-            elif len(numbers) == 2:
-                self._set(node.outputs, Sum(number=math.nan))
         elif len(numbers) == 1 and abs(numbers[0]) in (0, 1):
             self.copies.update([node] if node.op_type == "MatMul" else ())
             self._set(node.outputs, ZERO.plus(next(part for part in parts if part.counts), numbers[0]))
@@ -280,9 +322,9 @@ class Counters:
 
     def _join(self, node: ir.Node, values: Iterable[ir.Value | None]) -> None:
         """A Concat or a Where: the sum of all operands, if it is the same."""
-        parts = [self._sums_of(value)[:1] for value in values]
-        if any(part[0].counts for part in parts if part):
-            self._set(node.outputs, parts[0][0] if parts[0] and all(part == parts[0] for part in parts) else MIXED)
+        parts = [(self._sums_of(value) or [PICKED])[0] for value in values]
+        if any(map(self._counts, node.inputs)):
+            self._set(node.outputs, joined(parts))
 
     def _move(self, node: ir.Node) -> None:
         """Elements of the first operand; only some positions may be selected."""
@@ -293,15 +335,19 @@ class Counters:
         selects = SELECTED if node.op_type == "Gather" else ()
         if node.op_type in POSITIONS and any(self._counts(v) and self.sums[v] not in selects for v in others):
             raise OutOfScopeError(f"{node.op_type} '{node.name}' selects a position that lowering never selects")
+        if node.op_type in ("Reshape", "Tile"):
+            self._check_shape(node, others[0] if others else None)
         array = self._constant(x)
         if array is not None and node.op_type == "Gather":
             self.largest = max(self.largest, array.shape[node.attributes.get_int("axis", 0)])
-        if x in self._partly and node.op_type in POSITIONS:
-            self.sums.update(zip(node.outputs, self._part(node), strict=True))
+        if x in self._elements and node.op_type in POSITIONS:
+            self._select(node, self._elements[x])
         elif x in self.sums or self._is_integer(node):
-            self._partly.update(node.outputs if x in self._partly else ())
-            found = next(iter(self._sums_of(x)), MIXED)
-            self._set(node.outputs, MIXED if found.positions and node.op_type in POSITIONS else found)
+            found = next(iter(self._sums_of(x)), PICKED)
+            self._set(node.outputs, PICKED if found.positions and node.op_type in POSITIONS else found)
+            if x in self._elements and node.op_type in ("Cast", "Identity"):
+                self._elements[node.outputs[0]] = self._elements[x]
+            self._steps.update(node.outputs if x in self._steps and node.op_type in ("Cast", "Identity") else ())
 
     def _follow_bodies(self, node: ir.Node) -> None:
         """Follow the bodies of an If, a Loop or a Scan. Raises OutOfScopeError if a state counts steps."""
@@ -323,4 +369,4 @@ class Counters:
             results.append([self.sums.get(value, ZERO) for value in outputs])
         for outer, *found in zip(node.outputs, *results, strict=False):
             if any(part.counts for part in found):
-                self._set([outer], found[0] if len(set(found)) == 1 else MIXED)
+                self._set([outer], joined(found))

@@ -80,7 +80,7 @@ class EmittedInterpreter(Interpreter):
     carried: the floats that loops carry, after each step.  initial: those with which they begin, if not their own.
     sizes: the length of the sequence and the batch size.  prefix: how new names of sizes must begin.
     observed: what nodes did in all comparisons; interpreters may share it.
-    copies: products of matrices that must not sum.
+    copies: products of matrices that must not sum.  measured: as in `Counters`.
     recorded: None, or a list to which every computed array of field elements is appended.
     """
 
@@ -88,6 +88,7 @@ class EmittedInterpreter(Interpreter):
     features, sizes, prefix = 0, (0, 0), "/"
     most_work = 1 << 40
     copies: Collection[ir.Node] = ()
+    measured: Mapping[ir.Node, int] = {}
     recorded: list[Array] | None = None
 
     def __init__(self, field: Field, limits: Collection[float] = (), deadline: float = math.inf) -> None:
@@ -163,6 +164,8 @@ class EmittedInterpreter(Interpreter):
             raise OutOfScopeError(why)
         if node.op_type in POSITIONS:
             self._check_positions(call)
+        if node in self.measured and (call[0].ndim != 3 or call[0].shape[self.measured[node]] != self.sizes[0]):
+            raise OutOfScopeError(f"{call.label} reads a size that is not that of X")
         if node.op_type in SUMMED:
             self._check_products(call)
         elif node.op_type == "Concat" and self.longest is not None:

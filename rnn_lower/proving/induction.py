@@ -52,36 +52,35 @@ def select(states: States, selection: Selection) -> Array:
     return state if which == STACKED else np.concatenate(state, axis=-1) if which == JOINED else state[which]
 
 
-def carried_states(carried: Iterable[tuple[Slot, Sequence[Array]]], states: Sequence[States]) -> dict[Slot, Selection]:
-    """Which states of the node each loop carries; if several fit, the first that no other loop carries.
+def carried_states(runs: Sequence[tuple[Carried, Sequence[States]]], last_first: bool) -> dict[Slot, Selection]:
+    """Which states of the node each loop carries in all runs; if several fit, the first that no other loop carries.
 
+    runs: what loops carry, and the states of the node.  last_first: begin with the last loop.
     Raises OutOfScopeError for a state that is none of the node.
     """
     found = dict[Slot, Selection]()
-    for slot, steps in carried:
-        names = sorted(states[0], reverse=not slot[1])  # h is carried before c
-        choices = [(name, which) for name in names for which in (*range(len(states[0][name])), STACKED, JOINED)]
-        fitting = [choice for choice in choices if not _differ(steps, states, choice)]
+    slots = [*dict.fromkeys(slot for carried, _ in runs for slot in carried)]
+    directions = max((len(states[0]["H"]) for _, states in runs if states), default=0)
+    for slot in slots[::-1] if last_first else slots:
+        names = ("H", "C") if slot[1] == 0 else ("C", "H")  # h is carried before c
+        choices = [(name, which) for name in names for which in (*range(directions), STACKED, JOINED)]
+        both = [(carried[slot], states) for carried, states in runs if slot in carried]
+        fitting = [choice for choice in choices if not any(_differ(*each, choice) for each in both)]
         if not fitting:
-            raise _refusal(slot)
+            node, index = slot
+            raise OutOfScopeError(f"state {index} of {node.op_type} '{node.name}' is no state of the recurrent node")
         found[slot] = next((choice for choice in fitting if choice not in found.values()), fitting[0])
     return found
 
 
-def check_carried(
-    carried: Carried, states: Sequence[States], selections: Mapping[Slot, Selection]
-) -> None:  # fmt: skip
-    """Raise OutOfScopeError if a loop carries something else than these states of the node after some step."""
+def differing(carried: Carried, states: Sequence[States], selections: Mapping[Slot, Selection]) -> str | None:
+    """The loop that carries something else than these states of the node after some step, in words, or None."""
     for slot, steps in carried.items():
         if slot not in selections or _differ(steps, states, selections[slot]):
-            raise _refusal(slot)
+            return f"state {slot[1]} of {slot[0].op_type} '{slot[0].name}' is no state of the recurrent node"
+    return None
 
 
 def _differ(steps: Sequence[Array], states: Sequence[States], selection: Selection) -> bool:
     wanted = (select(each, selection) for each in states)
     return len(steps) > len(states) or not all(map(np.array_equal, steps, wanted))
-
-
-def _refusal(slot: Slot) -> OutOfScopeError:
-    node, index = slot
-    return OutOfScopeError(f"state {index} of {node.op_type} '{node.name}' is no state of the recurrent node")

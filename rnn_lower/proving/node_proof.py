@@ -20,16 +20,7 @@ from rnn_lower.proving.constant_inputs import content
 from rnn_lower.proving.counters import Counters
 from rnn_lower.proving.emitted import EmittedInterpreter, Observed, symbol_sizes
 from rnn_lower.proving.field import Array, Field
-from rnn_lower.proving.induction import (
-    Carried,
-    Selection,
-    Slot,
-    States,
-    carried_states,
-    check_carried,
-    select,
-    states_of,
-)
+from rnn_lower.proving.induction import Carried, Selection, Slot, States, carried_states, differing, select, states_of
 from rnn_lower.proving.interpreter import FIRST_RESHAPE, NoStepsError, check_time
 from rnn_lower.proving.program import Program
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof
@@ -151,8 +142,8 @@ class _Comparison:
         declared = {value.name for value in node.outputs if value.shape is not None}
         self._program.declared = [value for value in task.replaced if value.name in declared]
         self._counters = Counters(
-            self._program, self._counterparts.get("sequence_lens"), self._constant("sequence_lens"),
-            self._length is not None,
+            self._program, self._counterparts.get("X"), self._node.layout, self._counterparts.get("sequence_lens"),
+            self._constant("sequence_lens"), self._length is not None,
         )  # fmt: skip
         names = {value.name: name for name, value in zip(equations.OUTPUTS, node.outputs, strict=False)}
         self._wanted = [(str(value.name), names[value.name]) for value in task.replaced]
@@ -255,19 +246,18 @@ class _Comparison:
             interpreter = EmittedInterpreter(field, limits, self._deadline)
             interpreter.longest, interpreter.observed = self._known.longest, observed
             interpreter.copies, interpreter.prefix = self._counters.copies, self._prefix
-            runs = list[tuple[Carried, list[equations.TraceEntry]]]()
+            interpreter.measured = self._counters.measured
+            runs = list[tuple[Carried, list[States]]]()
             for case in (*starts, *cases[point]):
                 check_time(self._deadline)
                 trace = list[equations.TraceEntry]()
                 reason = self._compare(interpreter, case, folded, trace=trace)
                 if reason is not None:
                     return reason
-                runs += [(interpreter.carried, trace)] if starts else []
+                runs += [(interpreter.carried, states_of(trace))] if starts else []
             try:
-                for case, run in zip(starts, runs, strict=False):
-                    selections = self._start_at_random(interpreter, case, folded, run)
-                    for carried, trace in runs if selections else ():
-                        check_carried(carried, states_of(trace), selections)
+                if any(carried for carried, _ in runs):
+                    self._start_at_random(interpreter, starts, folded, runs)
             except OutOfScopeError as error:  # later points may still find a difference
                 refusal = refusal or error
             executed |= interpreter.executed
@@ -302,29 +292,38 @@ class _Comparison:
         return [Case(steps, rows, None if each is None else tuple(map(int, each)), 0) for each in vectors]
 
     def _start_at_random(
-        self, interpreter: EmittedInterpreter, case: Case, folded: bool, run: tuple[Carried, list[equations.TraceEntry]]
-    ) -> dict[Slot, Selection]:  # fmt: skip
-        """What loops carry, held against a run in which they begin with random states. run: of the same case.
+        self, interpreter: EmittedInterpreter, starts: Sequence[Case], folded: bool,
+        runs: Sequence[tuple[Carried, list[States]]],
+    ) -> None:  # fmt: skip
+        """Compare runs in which loops begin with random states of the node. runs: those in which they do not.
 
         Raises OutOfScopeError for a difference, because no run of the node begins in this way.
         """
-        carried, states = run[0], states_of(run[1])
-        initial = {name: interpreter.field.random(state.shape) for name, state in states[0].items()} if carried else {}
+        for last_first in (False, True):  # two loops may carry equal states
+            selections = carried_states(runs, last_first)
+            reasons = (self._differ_from_random(interpreter, case, folded, selections) for case in starts)
+            reason = next(filter(None, reasons), None)
+            if reason is None:
+                interpreter.observed.induced |= {node for node, _ in selections}
+                return
+        raise OutOfScopeError(f"{reason}, if loops begin with random states")
+
+    def _differ_from_random(
+        self, interpreter: EmittedInterpreter, case: Case, folded: bool, selections: Mapping[Slot, Selection]
+    ) -> str | None:  # fmt: skip
+        """The first difference in one case if loops begin with random states, or None."""
+        directions, units, trace = (
+            len(self._node.backwards),
+            self._shapes_at(case)["R"][2],
+            list[equations.TraceEntry](),
+        )
+        initial = {name: interpreter.field.random((directions, case.N, units)) for name in ("H", "C")}
         for state in initial.values():
             state[:, [length == 0 for length in case.lengths or ()]] = 0  # as the operator does
-        reason, selections = None, dict[Slot, Selection]()
-        for slots in ([*carried.items()], [*carried.items()][::-1]) if carried else ():  # two loops may carry the same
-            selections, trace = carried_states(slots, states), list[equations.TraceEntry]()
-            interpreter.initial = {slot: select(initial, selection) for slot, selection in selections.items()}
-            reason = self._compare(interpreter, case, folded, initial, trace)
-            interpreter.initial = {}
-            if reason is None:
-                check_carried(interpreter.carried, states_of(trace), selections)
-                break
-        if reason is not None:
-            raise OutOfScopeError(f"{reason}, if loops begin with random states")
-        interpreter.observed.induced |= {node for node, _ in selections}
-        return selections
+        interpreter.initial = {slot: select(initial, selection) for slot, selection in selections.items()}
+        reason = self._compare(interpreter, case, folded, initial, trace)
+        interpreter.initial = {}
+        return reason or differing(interpreter.carried, states_of(trace), selections)
 
     def _compare(
         self, interpreter: EmittedInterpreter, case: Case, folded: bool, initial: States | None = None,

@@ -21,10 +21,11 @@ from rnn_lower.tune.scan_step import is_short, state_count
 
 
 def guard_empty_scan(b: GraphBuilder, nodes: Sequence[ir.Node]) -> dict[ir.Value, ir.Value]:
-    """Wrap each Scan of unknown length in an If; zeros and sizes are computed once, outside."""
+    """Wrap each Scan of unknown length in an If, unless all are short; zeros and sizes are computed once, outside."""
     replaced: dict[ir.Value, ir.Value] = {}
-    for scan in nodes:
-        if scan.op_type == "Scan" and takes_integers("Less", b.opset) and not is_short(scan):
+    scans = [node for node in nodes if node.op_type == "Scan"]
+    if takes_integers("Less", b.opset) and not all(map(is_short, scans)):
+        for scan in scans:
             replaced.update(_guard(b, scan))
     return replaced
 

@@ -158,6 +158,64 @@ def with_other_end(
     lowered.graph.node.extend([*nodes, node("Cast", ["other"], "number", to=1), node("Add", ["right", "number"], "Y")])
 
 
+def test_a_length_that_wraps_around():
+    """At run time, 2^31 is a negative number of 32 bits, and all other sums are positive."""
+    case = Case("RNN", 17, T=7, N=1, outputs=("Y_h",), optional=("sequence_lens",), lengths_as="input")
+    model, feeds = build(case)
+    lowered = rnn_lower.lower(model)
+    producer = next(each for each in lowered.graph.node if "Y_h" in each.output)
+    producer.output[list(producer.output).index("Y_h")] = "right"
+    numbers = {
+        "much": np.array([2**31 - 4], np.int32),
+        "hundred": np.array([100], np.int32),
+        "column": np.array([1, -1, 1]),
+    }
+    lowered.graph.initializer.extend(numpy_helper.from_array(n, k) for k, n in numbers.items())
+    lowered.graph.node.extend([
+        node("Add", ["sequence_lens", "much"], "sum"), node("Greater", ["sum", "hundred"], "row"), node("Reshape", ["row", "column"], "good"),
+        node("Neg", ["right"], "wrong"), node("Where", ["good", "right", "wrong"], "Y_h"),
+    ])  # fmt: skip
+    feeds["sequence_lens"] = np.array([5], np.int32)
+    assert not np.allclose(run_onnxruntime(model, feeds)[0], run_onnxruntime(lowered, feeds)[0])
+    assert not rnn_lower.prove(model, lowered).ok
+
+
+def test_positions_of_constant_ones():
+    """They look like steps, and tell whether a length is above one of them."""
+    case = Case("RNN", 17, dynamic=True, outputs=("Y",), optional=("sequence_lens",), lengths_as="input")
+    model, _ = build(case)
+    lowered = rnn_lower.lower(model)
+    producer = next(each for each in lowered.graph.node if "Y" in each.output)
+    producer.output[list(producer.output).index("Y")] = "right"
+    one_hot = np.zeros((41, 1), np.float32)
+    one_hot[20] = 1
+    numbers = {
+        "ones": np.ones(41, np.int64),
+        "line": np.array([-1]),
+        "column": np.array([-1, 1]),
+        "some": np.float32(0.5),
+        "one_hot": one_hot,
+    }
+    lowered.graph.initializer.extend(numpy_helper.from_array(np.asarray(n), k) for k, n in numbers.items())
+    lowered.graph.node.extend([
+        node("NonZero", ["ones"], "places"), node("Reshape", ["places", "line"], "wide"), node("Cast", ["wide"], "at", to=TensorProto.INT32),
+        node("Reshape", ["sequence_lens", "column"], "lengths"), node("Greater", ["lengths", "at"], "above"),
+        node("Cast", ["above"], "mask", to=TensorProto.FLOAT), node("MatMul", ["mask", "one_hot"], "picked"), node("Less", ["picked", "some"], "good"),
+        node("Neg", ["right"], "wrong"), node("Where", ["good", "right", "wrong"], "Y"),
+    ])  # fmt: skip
+    features = model.graph.input[0].type.tensor_type.shape.dim[2].dim_value
+    feeds = {"X": np.ones((30, 1, features), np.float32), "sequence_lens": np.array([30], np.int32)}
+    assert not np.allclose(run_onnxruntime(model, feeds)[0], run_onnxruntime(lowered, feeds)[0])
+    assert not rnn_lower.prove(model, lowered).ok
+
+
+def test_new_names_of_sizes_are_of_the_node():
+    """With the target onnxruntime, an unnamed batch gets a name."""
+    model, _ = build(Case("RNN", 17, dynamic=True, outputs=("Y",)))
+    model.graph.input[0].type.tensor_type.shape.dim[1].ClearField("dim_param")
+    assert rnn_lower.prove(model, rnn_lower.lower(model, target="onnxruntime")).ok
+
+
 def test_a_chain_of_branches_shortens_nothing():
     """Each branch removes a step; the rest of a sequence of 21 steps, but of no shorter one, has a size."""
     model, _ = build(Case("RNN", 17, dynamic=True, outputs=("Y",)))
