@@ -99,6 +99,18 @@ def test_models_that_were_not_lowered_are_kept(models, tmp_path, capfd):
         assert cli.main(["lower", *map(str, models), "--out-dir", str(tmp_path / "new")]) == cli.DONE
 
 
+def test_outputs_in_which_nodes_stayed_are_overwritten_again(tmp_path):
+    model, other = (build(Case(op, 17))[0] for op in ("LSTM", "GRU"))
+    prefixed = onnx.compose.add_prefix(other, "second_")
+    onnx.save(onnx.compose.merge_models(model, prefixed, io_map=[]), tmp_path / "two.onnx")
+    for _ in range(2):
+        assert (
+            cli.main(["lower", str(tmp_path / "two.onnx"), "--include", "GRU", "--out-dir", str(tmp_path / "out")])
+            == cli.DONE
+        )
+    assert remaining(onnx.load(tmp_path / "out" / "two.onnx"))
+
+
 def run(*arguments: object, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "rnn_lower", *map(str, arguments)]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

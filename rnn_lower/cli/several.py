@@ -17,6 +17,8 @@ from rnn_lower.cli import printing
 from rnn_lower.cli.arguments import BAD, Command
 from rnn_lower.cli.stdin import stdin_as_file
 from rnn_lower.errors import RnnLowerError
+from rnn_lower.ir.walk import NODE_MARK, nodes
+from rnn_lower.modelio import files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +35,7 @@ def on_several(work: Command, arguments: argparse.Namespace) -> int:
     """Run `work` for each of arguments.models, with outputs in arguments.out_dir; return the worst exit code.
 
     An error in one model does not stop the others. Raises RnnLowerError before the first one if two outputs would be
-    the same file or the folder cannot be created.
+    the same file, if an output would overwrite a model that was not lowered, or if the folder cannot be created.
     """
     each = [
         argparse.Namespace(**{**vars(arguments), "model": model, "output": output})
@@ -86,7 +88,7 @@ def _check_files(models: Sequence[str], outputs: Sequence[str]) -> None:
         if file in written:
             both = f"{written[file]} and {model} would both be written to the same file, {output}"
             raise RnnLowerError(f"{both}; lower one of them separately with -o OUT.onnx")
-        if file in inputs or holds_recurrent_nodes(output):
+        if file in inputs or (holds_recurrent_nodes(output) and not _is_result(output)):
             lost = f"the input {inputs[file]}" if file in inputs else "a model with recurrent nodes"
             where = "choose another folder with --out-dir, or lower this model separately with -o OUT.onnx"
             raise RnnLowerError(f"writing {model} to {output} would overwrite {lost}; {where}")
@@ -94,10 +96,15 @@ def _check_files(models: Sequence[str], outputs: Sequence[str]) -> None:
 
 
 def holds_recurrent_nodes(path: str) -> bool:
-    """Whether a path is that of a model with recurrent nodes, which may be an input of someone."""
+    """Whether a file is a model with recurrent nodes, so that it may be someone's input."""
     with contextlib.suppress(RnnLowerError):  # not a model
         return os.path.isfile(path) and bool(api.inspect(path))
     return False
+
+
+def _is_result(path: str) -> bool:
+    """Whether lowering wrote a model, in which some recurrent nodes may have stayed."""
+    return any(NODE_MARK in node.metadata_props for node, _ in nodes(files.load(path).model))
 
 
 def _identity(path: str) -> object:
