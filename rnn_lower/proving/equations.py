@@ -144,12 +144,12 @@ def halves(arithmetic: Arithmetic, B: Array) -> tuple[Array, Array, Array]:
 
 def evaluate(
     arithmetic: Arithmetic, node: Recurrence, arrays: Mapping[str, Any], lengths: Array | None,
-    trace: list[TraceEntry] | None = None,
+    trace: list[TraceEntry] | None = None, states: list[TraceEntry] | None = None,
 ) -> dict[str, Array]:  # fmt: skip
     """The outputs of a node: Y, Y_h and, for LSTM, Y_c.
 
     arrays: elements by ONNX input name, B as the three parts of `bias`.  lengths: sequence_lens.
-    trace: filled with the results of every step, in order.
+    trace: filled with the results of every step, in order.  states: filled with h and c alone.
     """
     batch_first = node.layout == 1
     X = arrays["X"].swapaxes(0, 1) if batch_first else arrays["X"]
@@ -168,8 +168,9 @@ def evaluate(
         for t in reversed(range(T)) if backwards else range(T):
             rows = np.flatnonzero(valid > t)
             h[rows], c[rows] = step(t, projected[t, rows], h[rows], c[rows])
-            if trace is not None:
-                trace += [TraceEntry(t, backwards, f"state {name}", each.copy()) for name, each in (("C", c), ("H", h))]
+            for entries in (trace, states):
+                if entries is not None:
+                    entries += [TraceEntry(t, backwards, f"state {k}", each.copy()) for k, each in (("C", c), ("H", h))]
             Y[t, d, rows] = h[rows]
         finals["Y_h"][d], finals["Y_c"][d] = h, c
     if batch_first:

@@ -52,24 +52,30 @@ def select(states: States, selection: Selection) -> Array:
     return state if which == STACKED else np.concatenate(state, axis=-1) if which == JOINED else state[which]
 
 
-def carried_states(runs: Sequence[tuple[Carried, Sequence[States]]], last_first: bool) -> dict[Slot, Selection]:
-    """Which states of the node each loop carries in all runs; if several fit, the first that no other loop carries.
+Fitting = dict[Slot, list[Selection]]
+"""What each loop may carry."""
 
-    runs: what loops carry, and the states of the node.  last_first: begin with the last loop.
-    Raises OutOfScopeError for a state that is none of the node.
+
+def narrow(fitting: Fitting, carried: Carried, states: Sequence[States]) -> None:
+    """Remove what loops cannot carry, because it differs from what they carry in one run. states: of the node."""
+    for slot, steps in carried.items():
+        names = ("H", "C") if slot[1] == 0 else ("C", "H")  # h is carried before c
+        directions = len(states[0]["H"]) if states else 0
+        every = [(name, which) for name in names for which in (*range(directions), STACKED, JOINED)]
+        fitting[slot] = [each for each in fitting.get(slot, every) if not _differ(steps, states, each)]
+
+
+def carried_states(fitting: Fitting, last_first: bool) -> dict[Slot, Selection]:
+    """Which states of the node each loop carries; if several fit, the first that no other loop carries.
+
+    last_first: begin with the last loop.  Raises OutOfScopeError for a state that is none of the node.
     """
     found = dict[Slot, Selection]()
-    slots = [*dict.fromkeys(slot for carried, _ in runs for slot in carried)]
-    directions = max((len(states[0]["H"]) for _, states in runs if states), default=0)
-    for slot in slots[::-1] if last_first else slots:
-        names = ("H", "C") if slot[1] == 0 else ("C", "H")  # h is carried before c
-        choices = [(name, which) for name in names for which in (*range(directions), STACKED, JOINED)]
-        both = [(carried[slot], states) for carried, states in runs if slot in carried]
-        fitting = [choice for choice in choices if not any(_differ(*each, choice) for each in both)]
-        if not fitting:
+    for slot in [*fitting][::-1] if last_first else fitting:
+        if not fitting[slot]:
             node, index = slot
             raise OutOfScopeError(f"state {index} of {node.op_type} '{node.name}' is no state of the recurrent node")
-        found[slot] = next((choice for choice in fitting if choice not in found.values()), fitting[0])
+        found[slot] = next((each for each in fitting[slot] if each not in found.values()), fitting[slot][0])
     return found
 
 

@@ -20,7 +20,17 @@ from rnn_lower.proving.constant_inputs import content
 from rnn_lower.proving.counters import Counters
 from rnn_lower.proving.emitted import EmittedInterpreter, Observed, symbol_sizes
 from rnn_lower.proving.field import Array, Field
-from rnn_lower.proving.induction import Carried, Selection, Slot, States, carried_states, differing, select, states_of
+from rnn_lower.proving.induction import (
+    Fitting,
+    Selection,
+    Slot,
+    States,
+    carried_states,
+    differing,
+    narrow,
+    select,
+    states_of,
+)
 from rnn_lower.proving.interpreter import FIRST_RESHAPE, NoStepsError, check_time
 from rnn_lower.proving.program import Program
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof
@@ -36,6 +46,9 @@ different arguments agree at a random point with a probability of at most 64 / 2
 A difference of constants, an integer of fewer than 4500 bits times a power of two, has fewer than 150 prime factors of
 31 bits, among 4.8 * 10^7 such primes.
 """
+
+MOST_STATES = 1 << 26
+"""The most elements of h at all steps of one run."""
 
 MOST_WORK, MOST_TIMES = 1 << 31, 64
 """The most products and elements that a graph may compute: a constant, and in proportion to the node's own products."""
@@ -247,17 +260,18 @@ class _Comparison:
             interpreter.longest, interpreter.observed = self._known.longest, observed
             interpreter.copies, interpreter.prefix = self._counters.copies, self._prefix
             interpreter.measured = self._counters.measured
-            runs = list[tuple[Carried, list[States]]]()
+            fitting = Fitting()
             for case in (*starts, *cases[point]):
                 check_time(self._deadline)
-                trace = list[equations.TraceEntry]()
-                reason = self._compare(interpreter, case, folded, trace=trace)
+                entries: list[equations.TraceEntry] | None = [] if starts else None
+                reason = self._compare(interpreter, case, folded, entries=entries)
                 if reason is not None:
                     return reason
-                runs += [(interpreter.carried, states_of(trace))] if starts else []
+                if entries:
+                    narrow(fitting, interpreter.carried, states_of(entries))
             try:
-                if any(carried for carried, _ in runs):
-                    self._start_at_random(interpreter, starts, folded, runs)
+                if fitting:
+                    self._start_at_random(interpreter, starts, folded, fitting)
             except OutOfScopeError as error:  # later points may still find a difference
                 refusal = refusal or error
             executed |= interpreter.executed
@@ -286,21 +300,23 @@ class _Comparison:
         rows = known.lengths.size if known.lengths is not None else 4 if known.N is None else known.N
         if not steps or not rows or (known.T is not None and (known.lengths is not None or not known.has_lengths)):
             return []
+        if steps * rows * math.prod(self._shapes_at(Case(steps, rows, None, 0))["R"][::2]) > MOST_STATES:
+            self.left_out.add("the states of loops are not compared, because they are large")
+            return []
         vectors = [known.lengths]
         if known.lengths is None and known.has_lengths:  # rows end after different steps, one before the first
             vectors = [(steps - np.arange(rows) - later) % (steps + 1) for later in (0, 1)]
         return [Case(steps, rows, None if each is None else tuple(map(int, each)), 0) for each in vectors]
 
     def _start_at_random(
-        self, interpreter: EmittedInterpreter, starts: Sequence[Case], folded: bool,
-        runs: Sequence[tuple[Carried, list[States]]],
-    ) -> None:  # fmt: skip
-        """Compare runs in which loops begin with random states of the node. runs: those in which they do not.
+        self, interpreter: EmittedInterpreter, starts: Sequence[Case], folded: bool, fitting: Fitting
+    ) -> None:
+        """Compare runs in which loops begin with random states of the node. fitting: what they may carry.
 
         Raises OutOfScopeError for a difference, because no run of the node begins in this way.
         """
         for last_first in (False, True):  # two loops may carry equal states
-            selections = carried_states(runs, last_first)
+            selections = carried_states(fitting, last_first)
             reasons = (self._differ_from_random(interpreter, case, folded, selections) for case in starts)
             reason = next(filter(None, reasons), None)
             if reason is None:
@@ -312,24 +328,23 @@ class _Comparison:
         self, interpreter: EmittedInterpreter, case: Case, folded: bool, selections: Mapping[Slot, Selection]
     ) -> str | None:  # fmt: skip
         """The first difference in one case if loops begin with random states, or None."""
-        directions, units, trace = (
-            len(self._node.backwards),
-            self._shapes_at(case)["R"][2],
-            list[equations.TraceEntry](),
-        )
+        (directions, _, units), entries = self._shapes_at(case)["R"], list[equations.TraceEntry]()
         initial = {name: interpreter.field.random((directions, case.N, units)) for name in ("H", "C")}
         for state in initial.values():
             state[:, [length == 0 for length in case.lengths or ()]] = 0  # as the operator does
         interpreter.initial = {slot: select(initial, selection) for slot, selection in selections.items()}
-        reason = self._compare(interpreter, case, folded, initial, trace)
+        reason = self._compare(interpreter, case, folded, initial, entries)
         interpreter.initial = {}
-        return reason or differing(interpreter.carried, states_of(trace), selections)
+        return reason or differing(interpreter.carried, states_of(entries), selections)
 
     def _compare(
         self, interpreter: EmittedInterpreter, case: Case, folded: bool, initial: States | None = None,
-        trace: list[equations.TraceEntry] | None = None,
+        entries: list[equations.TraceEntry] | None = None,
     ) -> str | None:  # fmt: skip
-        """The first difference in one case, or None. initial: the states of the node, instead of its own."""
+        """The first difference in one case, or None.
+
+        initial: the states of the node, instead of its own.  entries: filled with its states after each step.
+        """
         field = interpreter.field
         arrays, values = self._inputs_at(
             case, lambda _, shape: field.random(shape), lambda name, known: self._image(field, name, known)
@@ -357,7 +372,7 @@ class _Comparison:
         if interpreter.field.symbols - own:
             new = min(interpreter.field.symbols - own)
             return f"the lowered node uses the constant {new}, which the original node does not use"
-        expected = equations.evaluate(arithmetic(interpreter.field), self._node, text, case.vector, trace)
+        expected = equations.evaluate(arithmetic(interpreter.field), self._node, text, case.vector, states=entries)
         self.evaluations += 1
         for (name, output), actual in zip(self._wanted, right, strict=True):
             wanted = expected[output]
