@@ -293,11 +293,14 @@ class _Comparison:
 
     def _random_starts(self) -> list[Case]:
         """The cases in which loops also begin with random states; none if all lengths are compared."""
-        known = self._known
-        steps = (
-            known.T if known.T is not None else 3 if known.lengths is None else int(known.lengths.max(initial=0)) + 2
-        )
-        rows = known.lengths.size if known.lengths is not None else 4 if known.N is None else known.N
+        known, is_large = self._known, self._known.weights > LARGE
+        few, rows = (2, 2) if is_large else (3, 4)
+        steps = known.T if known.T is not None else few
+        if known.lengths is not None:
+            rows = known.lengths.size
+            steps = int(known.lengths.max(initial=0)) + 2 if known.T is None else steps
+        elif known.N is not None:
+            rows = known.N
         if not steps or not rows or (known.T is not None and (known.lengths is not None or not known.has_lengths)):
             return []
         if steps * rows * math.prod(self._shapes_at(Case(steps, rows, None, 0))["R"][::2]) > MOST_STATES:
@@ -305,7 +308,7 @@ class _Comparison:
             return []
         vectors = [known.lengths]
         if known.lengths is None and known.has_lengths:  # rows end after different steps, one before the first
-            vectors = [(steps - np.arange(rows) - later) % (steps + 1) for later in (0, 1)]
+            vectors = [(steps - np.arange(rows) - later) % (steps + 1) for later in range(1 + (not is_large))]
         return [Case(steps, rows, None if each is None else tuple(map(int, each)), 0) for each in vectors]
 
     def _start_at_random(
