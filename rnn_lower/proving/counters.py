@@ -316,7 +316,8 @@ class Counters:
                 self._set(node.outputs, Sum(number=math.prod(numbers)))
         elif len(numbers) == 1 and abs(numbers[0]) in (0, 1):
             self.copies.update([node] if node.op_type == "MatMul" else ())
-            self._set(node.outputs, ZERO.plus(next(part for part in parts if part.counts), numbers[0]))
+            found = ZERO.plus(next(part for part in parts if part.counts), numbers[0])
+            self._set(node.outputs, found if numbers[0] else ZERO)
         else:
             raise OutOfScopeError(f"{node.op_type} '{node.name}' multiplies a size, a length or a position")
 
@@ -352,11 +353,12 @@ class Counters:
     def _follow_bodies(self, node: ir.Node) -> None:
         """Follow the bodies of an If, a Loop or a Scan. Raises OutOfScopeError if a state counts steps."""
         is_loop = node.op_type == "Loop"
-        if is_loop and self.sums.get(node.inputs[0], SIZE) != SIZE:
+        trips = self.sums.get(node.inputs[0], SIZE)
+        if is_loop and trips not in (SIZE, OTHER):
             raise OutOfScopeError(f"Loop '{node.name}' makes another number of steps than the sequence has")
         operands, results = node.inputs[2 if is_loop else 0 :], list[list[Sum]]()
         for _, body in subgraphs(node):
-            self._set(body.inputs[:1] if is_loop else (), POSITION)
+            self._set(body.inputs[:1] if is_loop else (), POSITION if trips == SIZE else PICKED)
             inputs, outputs = body.inputs[2 if is_loop else 0 :], body.outputs[1 if is_loop else 0 :]
             for inner, outer in zip(inputs, operands, strict=False):
                 if self._counts(outer):
