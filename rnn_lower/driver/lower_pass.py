@@ -302,10 +302,11 @@ def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | 
     if count := sum((node.domain, node.op_type) == ("com.microsoft", "AttnLSTM") for node, _ in nodes(model)):
         text = "the only operator of onnxruntime that rnn_lower lowers is DynamicQuantizeLSTM"
         logger.warning("%d AttnLSTM (com.microsoft) were not lowered; %s", count, text)
-    held = {node for new in plan.replacements for node in with_bodies(new.nodes)}  # against the constraints, by Plan
-    held = {node for node in held if node.op_identifier() not in model.functions}
-    if options.target is not None and (findings := list(lint.unsupported(model, target, shape_info, known=held))):
-        logger.warning("%s", lint.summary(findings, target))
+    if options.target is not None:
+        emitted = (node for new in plan.replacements for node in with_bodies(new.nodes))
+        checked = {node for node in emitted if node.op_identifier() not in model.functions}  # by Plan
+        if findings := list(lint.unsupported(model, target, shape_info, known=checked)):
+            logger.warning("%s", lint.summary(findings, target))
     warnings = plan.warnings
     return [
         Record(node, new.site.form, new.count, new.why, warnings.get(node.node, ""), tuple(new.emitted))

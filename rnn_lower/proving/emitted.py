@@ -39,7 +39,7 @@ class Observed:
     joined: by Concat, operand and size of the features of X, the size of the operand along the axis.
     summed: by product of matrices and size of the features of X, the number of products that it sums.
     sliced: by Slice and axis, the sizes of the axis before and after it.
-    ends: by node and axis of which it selects an end, the size of the axis, the length and the batch size.
+    ends: by node and axis, if it selects the first or last position: size of the axis, length and batch size.
     """
 
     def __init__(self) -> None:

@@ -33,13 +33,11 @@ Selection = tuple[str, int | str]
 STACKED, JOINED = "stacked", "joined"
 
 
-def states_of(trace: Iterable[TraceEntry]) -> list[States]:
+def states_of(entries: Iterable[TraceEntry]) -> list[States]:
     """The states of the node after each step of its directions."""
     found: dict[str, dict[bool, list[Array]]] = {name: collections.defaultdict(list) for name in ("H", "C")}
-    for entry in trace:
-        kind, _, name = entry.name.partition(" ")
-        if kind == "state":
-            found[name][entry.reverse].append(entry.values)
+    for entry in entries:
+        found[entry.name.removeprefix("state ")][entry.reverse].append(entry.values)
     directions = {name: [steps for _, steps in sorted(each.items())] for name, each in found.items()}
     count = len(directions["H"][0]) if directions["H"] else 0
     return [{name: np.stack([steps[k] for steps in each]) for name, each in directions.items()} for k in range(count)]
@@ -73,8 +71,7 @@ def carried_states(fitting: Fitting, last_first: bool) -> dict[Slot, Selection]:
     found = dict[Slot, Selection]()
     for slot in [*fitting][::-1] if last_first else fitting:
         if not fitting[slot]:
-            node, index = slot
-            raise OutOfScopeError(f"state {index} of {node.op_type} '{node.name}' is no state of the recurrent node")
+            raise OutOfScopeError(_no_state(slot))
         found[slot] = next((each for each in fitting[slot] if each not in found.values()), fitting[slot][0])
     return found
 
@@ -83,8 +80,13 @@ def differing(carried: Carried, states: Sequence[States], selections: Mapping[Sl
     """The loop that carries something else than these states of the node after some step, in words, or None."""
     for slot, steps in carried.items():
         if slot not in selections or _differ(steps, states, selections[slot]):
-            return f"state {slot[1]} of {slot[0].op_type} '{slot[0].name}' is no state of the recurrent node"
+            return _no_state(slot)
     return None
+
+
+def _no_state(slot: Slot) -> str:
+    node, index = slot
+    return f"state {index} of {node.op_type} '{node.name}' is no state of the recurrent node"
 
 
 def _differ(steps: Sequence[Array], states: Sequence[States], selection: Selection) -> bool:

@@ -19,7 +19,10 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.transforms.strip_weights import malformed, misdeclared, without_annotations
 
-LOCATION, INLINED = "location", "_inlfunc_"
+LOCATION = "location"
+
+INLINED = "_inlfunc_"
+"""How the names begin that onnxruntime gives when it inlines functions."""
 
 FEW = 128
 """From this number of integers on, `lower` may write a tensor to a data file."""

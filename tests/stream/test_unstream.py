@@ -136,7 +136,7 @@ def merged() -> onnx.ModelProto:
 
 
 def test_frames_that_the_output_merges_with_the_batch(tmp_path, capsys):
-    """The message tells what works: each run is one step, whatever the chunk. Both states follow one --state."""
+    """The message names what works: each run is one step, whatever the chunk. Both states follow one --state."""
     chunks, whole = tmp_path / "chunks.onnx", tmp_path / "whole.onnx"
     onnx.save(merged(), chunks)
     command = ["unstream", str(chunks), str(whole), "--check", "--state", "h=hn", "c=cn"]
