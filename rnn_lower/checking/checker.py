@@ -51,11 +51,14 @@ def compare_models(
     unproved = models.unproved(proof)
     count, written = 0, ""
 
+    def unreached() -> list[int]:
+        return [index for index in unproved if not node_runs.is_enough(index)]
+
     def compare(feeds: Feeds, expected: list[Any], actual: list[Any]) -> None:
         nonlocal count, written
         count += 1
         comparison.add(models.output_names, expected, actual)
-        if unproved:
+        if unreached():  # the evaluator may take minutes for a large model
             node_runs.observe(feeds)
         if counterexample is not None and not written and not comparison.ok:
             input_files.save_inputs(counterexample, feeds)
@@ -63,9 +66,6 @@ def compare_models(
 
     for index in range(runs):
         compare(*models.run(provided or sampled.candidates(index), sampled.keep, agree))
-
-    def unreached() -> list[int]:
-        return [index for index in unproved if not node_runs.is_enough(index)]
 
     tries = itertools.chain.from_iterable(sampled.candidates(index) for index in range(runs, runs + FURTHER_TRIES))
     while unreached() and (feeds := next(tries, None)) is not None:

@@ -19,7 +19,9 @@ from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.traits import DATA_MOVEMENT
 from rnn_lower.ir.walk import get_attribute, subgraphs
 from rnn_lower.lowering.node import RecurrentNode, axes_of
-from rnn_lower.proving.model_inputs import Symbol, has_rank, overridable_inputs, required_inputs, symbol
+from rnn_lower.proving.model_inputs import has_rank, overridable_inputs, required_inputs
+from rnn_lower.shapes.required_sizes import required_sizes
+from rnn_lower.shapes.shape_info import Symbol, symbol
 
 Feeds = dict[str, np.ndarray]
 
@@ -95,6 +97,8 @@ class Samples:
         self.seed, self.inputs, self.fixed = seed, required_inputs(model), fixed
         nodes = read_nodes(model) if nodes is None else nodes
         self.ties, self.defaults, self.ranges = _ties(nodes), _defaults(model), ranges(model, model.graph.inputs)
+        for name, size in required_sizes(model).items():
+            self.ties.tie(name, size)
         self.ranks = {str(v.name): rank for v in self.inputs if (rank := _rank(v, nodes, fixed)) is not None}
         inputs = {str(value.name): value for value in self.inputs}
         for value in named:
@@ -130,12 +134,13 @@ class Samples:
         """The sets of inputs to try for run number `index`, until the model runs with one.
 
         After independent sizes come those that worked before, then equal ones, for models that tie dimensions without
-        declaring it or divide them, then longer and longer last axes, for models that read audio.
+        declaring it or divide them, then, until a run has worked, longer and longer last axes, for models of audio.
         """
         known, commons = self._accepted_sizes, [SIZES[(index + step) % len(SIZES)] for step in (1, 3)]
         plans = [_Plan(), _Plan(known=known) if known else _Plan(common=commons[0]), _Plan(known=known, positive=True)]
         plans += [_Plan(common=commons[0] if known else 8), _Plan(), _Plan(common=commons[1])]
-        plans += [_Plan(last=size) for size in GROWN] + [_Plan(), _Plan(common=1), _Plan(common=8), _Plan(known=known)]
+        plans += [_Plan(last=size) for size in (() if known else GROWN)]  # which may take all memory
+        plans += [_Plan(), _Plan(common=1), _Plan(common=8), _Plan(known=known)]
         for attempt, plan in enumerate(plans):
             draw = _Draw(self, index, attempt, plan)
             feeds = {str(value.name): draw.sample(value) for value in self.inputs}

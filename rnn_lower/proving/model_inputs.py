@@ -7,10 +7,7 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.proving.field import Array, Field
-from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
-
-Symbol = int | str
-"""A known size, or the name of an unknown one."""
+from rnn_lower.shapes.shape_info import symbol
 
 SMALL_INTEGERS = 4
 """Exclusive upper bound of the random integers that override defaults."""
@@ -53,9 +50,3 @@ def fixed_sizes(original: ir.Model, lowered: onnx.ModelProto) -> dict[tuple[str,
 def has_rank(value: ir.Value, rank: int) -> bool:
     """Whether a value may have this rank."""
     return value.shape is None or len(value.shape) == rank
-
-
-def symbol(value: ir.Value, axis: int) -> Symbol:
-    """The size of an axis, its symbolic name, or, if it has neither, its input and axis."""
-    dim = None if value.shape is None else plain_dim(value.shape[axis])
-    return f"{value.name}/{axis}" if dim is None or dim in NO_NAMES else dim

@@ -26,7 +26,7 @@ from rnn_lower.proving.congruence import COLLISION, congruence_keys, incongruent
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.integer_flow import IntegerFlow
 from rnn_lower.proving.interpreter import NoStepsError, check_time
-from rnn_lower.proving.model_inputs import overridable_inputs, overrides, required_inputs, symbol
+from rnn_lower.proving.model_inputs import overridable_inputs, overrides, required_inputs
 from rnn_lower.proving.new_faults import new_misdeclaration
 from rnn_lower.proving.node_proof import FAILURE
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof, Proof
@@ -44,6 +44,8 @@ from rnn_lower.proving.whole_inputs import (
     small_sizes,
 )
 from rnn_lower.proving.whole_model import limits_of, shapes_of, types_of
+from rnn_lower.shapes.required_sizes import required_sizes
+from rnn_lower.shapes.shape_info import symbol
 from rnn_lower.transforms.inline import inlined
 
 TRIED_NUMBERS = 256
@@ -281,7 +283,8 @@ class _Comparison:
     def _trials(self) -> Iterator[Trial]:
         """Yield the inputs to try, in order."""
         model = self.models[0]
-        cases, longer = list(small_sizes(model)), list(long_sizes(model))
+        required = required_sizes(model)
+        cases, longer = list(small_sizes(model, required)), list(long_sizes(model, required))
         if self.exact and len(cases) > 1:
             cases += sizes_beyond_all(self.models, cases[0])
         real = all(value.dtype is None or value.dtype.is_floating_point() for value in model.graph.inputs)

@@ -13,8 +13,9 @@ import onnx_ir as ir
 from rnn_lower.ir.walk import Scope, constant, nodes
 from rnn_lower.proving.call import OutOfScopeError
 from rnn_lower.proving.field import Array, Field
-from rnn_lower.proving.model_inputs import required_inputs, symbol
+from rnn_lower.proving.model_inputs import required_inputs
 from rnn_lower.proving.whole_evaluator import COMPARE
+from rnn_lower.shapes.shape_info import symbol
 from rnn_lower.transforms.evaluate import computed_constants
 
 SIZES = (3, 1, 2, 4, 7, 13, 0)
@@ -75,23 +76,30 @@ def _free(value: ir.Value) -> list[str]:
     return [name for name in symbols if not isinstance(name, int)]
 
 
-def small_sizes(model: ir.Model) -> Iterator[dict[str, int]]:
-    """Yield small values for the free sizes of the inputs, by name: growing, equal, falling, and with another one."""
-    free = list(dict.fromkeys(name for value in model.graph.inputs for name in _free(value)))
+def small_sizes(model: ir.Model, required: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Yield small values for the free sizes of the inputs, by name: growing, equal, falling, and with another one.
+
+    required: sizes that the model requires, which stay.
+    """
+    free = [
+        name
+        for name in dict.fromkeys(name for value in model.graph.inputs for name in _free(value))
+        if name not in required
+    ]
     for size in SIZES if free else SIZES[:1]:
-        yield {name: size + index if size else 0 for index, name in enumerate(free)}
+        yield {**required, **{name: size + index if size else 0 for index, name in enumerate(free)}}
     for size in SIZES[:1] if len(free) > 1 else ():
-        yield dict.fromkeys(free, size)
-        yield {name: size + index for index, name in enumerate(reversed(free))}
-        yield from ({**dict.fromkeys(free, 2), name: other} for name in free for other in (4, 1))
+        yield {**required, **dict.fromkeys(free, size)}
+        yield {**required, **{name: size + index for index, name in enumerate(reversed(free))}}
+        yield from ({**required, **dict.fromkeys(free, 2), name: other} for name in free for other in (4, 1))
 
 
-def long_sizes(model: ir.Model) -> Iterator[dict[str, int]]:
+def long_sizes(model: ir.Model, required: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Yield large values for the last free size of each input, by name; an input of one free size may have a batch."""
-    free = [names for value in model.graph.inputs if (names := _free(value))]
+    free = [names for value in model.graph.inputs if (names := [n for n in _free(value) if n not in required])]
     long = {names[-1] for names in free if len(names) > 1} or {names[-1] for names in free}
     for size, other in itertools.product(LONG_SIZES if free else (), (2, 1)):
-        yield {name: size if name in long else other for names in free for name in names}
+        yield {**required, **{name: size if name in long else other for names in free for name in names}}
 
 
 def _counted(node: ir.Node, scope: Scope, known: Mapping[ir.Value | None, np.ndarray]) -> Iterator[int]:
@@ -143,7 +151,7 @@ def sizes_beyond_all(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> It
 
 def _new_sizes(model: ir.Model, names: Iterable[str], numbers: Iterable[int]) -> Iterator[dict[str, int]]:
     """Yield sizes in which one name has a number that the small sizes lack for it, and all others are 2."""
-    tried = list(small_sizes(model))
+    tried = list(small_sizes(model, {}))
     for number, name in itertools.product(numbers, names):
         if number not in {sizes[name] for sizes in tried}:
             yield {**dict.fromkeys(names, 2), name: number}

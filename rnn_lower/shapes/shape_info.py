@@ -25,6 +25,9 @@ from rnn_lower.transforms.strip_weights import Shapes, inferred, outline_of, siz
 
 _Inferred: TypeAlias = "dict[ir.Graph | ir.Function | None, dict[str | None, onnx.ValueInfoProto]]"
 
+Symbol = int | str
+"""A known size, or the name of an unknown one."""
+
 VERIFIED_SHAPES = "rnn_lower.verified_shapes"
 """The metadata key of verified shapes, by name, of values whose declared shapes were dropped."""
 
@@ -300,6 +303,12 @@ def plain_dim(dim: int | ir.SymbolicDim) -> Dim:
     if isinstance(dim, int):
         return dim if dim >= 0 else None
     return dim.value
+
+
+def symbol(value: ir.Value, axis: int) -> Symbol:
+    """The size of an axis, its symbolic name, or, if it has neither, its input and axis."""
+    dim = None if value.shape is None else plain_dim(value.shape[axis])
+    return f"{value.name}/{axis}" if dim is None or dim in NO_NAMES else dim
 
 
 def declared_by(shape_info: ShapeInfo) -> Callable[[ir.Value], TensorInfo | None]:

@@ -111,6 +111,36 @@ def test_sizes_that_worked_are_kept():
     assert {name: array.shape for name, array in feeds.items()} in again
 
 
+FEATURES = 162  # a size that no guess finds
+
+REQUIRING = {
+    "MatMul": ([], ["features", "matrix"]), "Add": ([], ["features", "row"]),
+    "Gemm": ([helper.make_node("Squeeze", ["features", "zero"], ["rows"])], ["rows", "turned", "row"]),
+    "Conv": ([helper.make_node("Transpose", ["features"], ["channels"], perm=[0, 2, 1])], ["channels", "kernel"]),
+    "LSTM": ([helper.make_node("Identity", ["features"], ["x"])], ["x", "W", "R"]),
+}  # fmt: skip
+"""By operator that requires the number of features: the nodes before it, and what it reads."""
+
+
+@pytest.mark.parametrize("name", ["features", None])
+@pytest.mark.parametrize("op", REQUIRING)
+def test_sizes_that_weights_require(op, name):
+    """Exporters leave the number of features open, although only one fits the weights of the first layer."""
+    before, read = REQUIRING[op]
+    shapes = {"matrix": (FEATURES, 5), "row": (1, FEATURES), "turned": (FEATURES, FEATURES), "kernel": (4, 81, 3),
+              "W": (1, 4 * H, FEATURES), "R": (1, 4 * H, H)}  # fmt: skip
+    weights = [numpy_helper.from_array(np.full(shape, 0.01, np.float32), n) for n, shape in shapes.items()]
+    weights.append(numpy_helper.from_array(np.array([0]), "zero"))
+    attributes = {"LSTM": {"hidden_size": H}, "Conv": {"group": 2}, "Gemm": {"transB": 1}}.get(op, {})
+    output = helper.make_tensor_value_info("y", FLOAT, None)
+    inputs = [helper.make_tensor_value_info("features", FLOAT, [1, "T", name])]
+    graph = helper.make_graph(
+        [*before, helper.make_node(op, read, ["y"], **attributes)], "g", inputs, [output], weights
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert next(samples.Samples(ir.from_proto(model)).candidates(0))["features"].shape[-1] == FEATURES
+
+
 @pytest.mark.parametrize("rank", [1, 2, 3, 4])
 def test_inputs_without_a_shape(rank):
     """The rank comes from what takes the input, or is tried."""
