@@ -17,11 +17,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.sandbox.child_process import forked
+from rnn_lower.sandbox.child_process import at_most, forked, limit_memory
 from rnn_lower.signals import signals_blocked
 
 try:
@@ -189,14 +188,8 @@ def _limit(seconds: int, size: int) -> None:
     """Set the limits, counted from now on."""
     with contextlib.suppress(OSError, ValueError):  # not every system has them
         spent = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2])) + 1
-        _at_most(resource.RLIMIT_CPU, spent + seconds)
-        in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        _at_most(resource.RLIMIT_AS, in_use + size)
-
-
-def _at_most(kind: int, wanted: int) -> None:
-    most = resource.getrlimit(kind)[1]
-    resource.setrlimit(kind, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
+        at_most(resource.RLIMIT_CPU, spent + seconds)
+        limit_memory(size)
 
 
 def _line() -> tuple[socket.socket, socket.socket]:
