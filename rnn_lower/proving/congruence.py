@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.traits import RANDOM
 from rnn_lower.ir.walk import constant, content_key, nodes, output_names, subgraphs
 from rnn_lower.proving.call import OutOfScopeError, attributes_key
@@ -23,6 +24,10 @@ Key = bytes
 
 COLLISION = 2.0**-128
 """An upper bound on the probability that different values of two models have the same key."""
+
+
+COUNTING = ("BatchNormalization", "Split")
+"""Operators that compute something else if they have fewer outputs: without training, or of other sizes."""
 
 
 class Keys(NamedTuple):
@@ -67,7 +72,8 @@ def congruence_keys(model: ir.Model, equal: Collection[str | None] = ()) -> Keys
             inputs = [*node.inputs]
             while inputs and (inputs[-1] is None or not inputs[-1].name):  # folding may leave it out
                 inputs.pop()
-            count = len(node.outputs)  # of a Split, it decides the sizes
+            is_same = node.domain in DEFAULT_DOMAINS and node.op_type not in COUNTING
+            count = 0 if is_same else len(node.outputs)
             key = _key(node.op_identifier(), own, [*map(of_value, inputs)], count, attributes_key(node))
             inner = [(name, body, of_body(body, _key(key, name))) for name, body in subgraphs(node)]
             key = _key(key, [(name, body_key) for name, _, body_key in inner])

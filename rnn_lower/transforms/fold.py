@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common
@@ -19,6 +20,7 @@ from rnn_lower.builder.names import Names
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import walk
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, literal_of, schema_of, unfit
+from rnn_lower.ir.traits import DATA_MOVEMENT
 from rnn_lower.ir.walk import get_attribute, known_tensor, nodes, recurrent_nodes, scopes, subgraphs, used_names, values
 from rnn_lower.sandbox import child_process
 from rnn_lower.sandbox.child_process import Ended, run_in_subprocess
@@ -46,6 +48,9 @@ VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
 
 LIMIT = 1 << 28
 """The maximum number of elements of a weight that is folded on request."""
+
+LARGEST_EXACT = 2.0**53
+"""The limit of the integers that all have a double."""
 
 FOLDED = "rnn_lower.folded"
 """The metadata key of a model in which `fold` changed other nodes, too; it is compared with the folded original."""
@@ -196,11 +201,11 @@ def _is_doubtful(node: ir.Node) -> bool:
         node.op_type == "Cast" and node.attributes.get_int("to", 0) == ir.DataType.STRING
     ):
         return True
+    if _is_not_finite(node):
+        return True
     x = known_tensor(node.inputs[0]) if node.inputs else None
     if x is not None and node.op_type.startswith("Reduce"):  # of nothing, or of integers that may overflow
-        wraps = node.op_type in ("ReduceProd", "ReduceSumSquare")
-        is_wide = x.dtype.is_floating_point() or (x.dtype == ir.DataType.INT64 and not wraps)
-        return x.size == 0 or not is_wide
+        return x.size == 0 or not (x.dtype.is_floating_point() or (x.dtype == ir.DataType.INT64 and _fits(node, x)))
     if x is not None and node.op_type == "Cast" and x.dtype == ir.DataType.DOUBLE:  # onnxruntime rounds to float first
         return node.attributes.get_int("to", 0) in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
     if x is not None and node.op_type in ("DequantizeLinear", "Pow"):  # onnxruntime computes powers in double
@@ -213,6 +218,21 @@ def _is_doubtful(node: ir.Node) -> bool:
         axes = walk.integers(node, "axes", 1, walk.constant) or []
         return axes != sorted(axes) or (len(axes) > 1 and axes[0] < 0)
     return node.op_type not in TRUSTED or _is_backwards(node)
+
+
+def _fits(node: ir.Node, x: ir.TensorProtocol) -> bool:
+    """Whether onnxruntime, which reduces integers in double, and the evaluator compute the same."""
+    wraps = node.op_type in ("ReduceProd", "ReduceSumSquare")
+    return not wraps and float(np.abs(x.numpy().astype(np.float64)).sum()) < LARGEST_EXACT
+
+
+def _is_not_finite(node: ir.Node) -> bool:
+    """Whether a node computes from constants alone, of which NaN or infinity, which kernels treat differently."""
+    tensors = [known_tensor(value) for value in node.inputs if value is not None]
+    if None in tensors or node.op_type in (*DATA_MOVEMENT, "Where"):
+        return False
+    floats = (np.asarray(t.numpy()) for t in tensors if t is not None and t.dtype.is_floating_point())
+    return not all(np.isfinite(array.astype(np.float64)).all() for array in floats)
 
 
 def _is_backwards(node: ir.Node) -> bool:

@@ -708,6 +708,58 @@ def extended(model: onnx.ModelProto, node: onnx.NodeProto, operands: dict[str, n
     return model
 
 
+NAN, INFINITY = np.float32("nan"), np.float32("inf")
+FLOATS = [np.array([1, NAN, 3], np.float32), np.array([0, -INFINITY], np.float32)]
+
+
+@pytest.mark.parametrize(
+    ("op", "operands"),
+    [
+        ("Clip", {"a": FLOATS[1]}), ("Clip", {"a": FLOATS[0][[0, 2]], "b": NAN}), ("ArgMax", {"a": FLOATS[0]}),
+        ("ArgMin", {"a": FLOATS[0]}), ("ReduceMax", {"a": FLOATS[0]}), ("ReduceMin", {"a": FLOATS[0][::-1]}),
+        ("ReduceLogSumExp", {"a": np.array([INFINITY, NAN])}),
+        *((f"Reduce{name}", {"a": np.array([big, big, 1])})
+          for name in ("Sum", "Mean", "L1") for big in (1 << 52, 1 << 62)),
+    ],
+)  # fmt: skip
+def test_numbers_that_kernels_compute_differently_are_not_folded(op, operands):
+    """NaN, infinity, and integers of more than 53 bits, which onnxruntime reduces in double."""
+    model = extended(build(Case("RNN", 17, outputs=("Y",)))[0], helper.make_node(op, [*operands], ["z"]), operands)
+    if op.startswith("Arg"):
+        model.graph.output[-1].type.tensor_type.elem_type = INT64
+    feeds = build(Case("RNN", 17, outputs=("Y",)))[1]
+    lowered = rnn_lower.lower(model, fold=True)
+    assert np.array_equal(run_onnxruntime(lowered, feeds)[-1], run_onnxruntime(model, feeds)[-1], equal_nan=True)
+    assert rnn_lower.prove(model, lowered).ok
+
+
+@pytest.mark.parametrize("outputs", [("Y", "", ""), ("Y", "unread", "")])
+def test_an_unused_output_that_folding_drops_is_no_difference(outputs):
+    """It stands before an operator without an equation, so that no run could prove what follows."""
+    model, _ = build(Case("LSTM", 17, outputs=("Y",)))
+    model.graph.node[0].output[:] = outputs
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(2), "two"))
+    model.graph.node.extend([
+        helper.make_node("Neg", ["two"], ["minus"]), helper.make_node("Mul", ["Y", "minus"], ["product"]),
+        helper.make_node("Unknown", ["product"], ["Z"], domain="test"),
+    ])  # fmt: skip
+    model.opset_import.append(helper.make_opsetid("test", 1))
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("Z", FLOAT, None))
+    assert rnn_lower.prove(model, rnn_lower.lower(model, fold=True)).ok
+
+
+def test_a_sequence_has_a_type_without_an_element_type_of_its_own():
+    model, _ = build(Case("RNN", 17, outputs=("Y",)))
+    model.graph.node.extend([
+        helper.make_node("SequenceConstruct", ["Y", "Y"], ["both"]),
+        helper.make_node("ConcatFromSequence", ["both"], ["Z"], axis=0),
+    ])  # fmt: skip
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("Z", FLOAT, None))
+    inferred = onnx.shape_inference.infer_shapes(rnn_lower.lower(model))
+    assert any(info.type.HasField("sequence_type") for info in inferred.graph.value_info)
+    assert not any("element type" in text for text in rnn_lower.prove(model, inferred).changed)
+
+
 def kept(model: onnx.ModelProto, op: str) -> bool:
     return any(node.op_type == op for node in model.graph.node)
 
