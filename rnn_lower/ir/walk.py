@@ -197,6 +197,11 @@ NODE_MARK = "rnn_lower.node"
 """The metadata key of an emitted node; the value names the recurrent node that it partly replaces."""
 
 
+def is_emitted(node: onnx.NodeProto) -> bool:
+    """Whether lowering has emitted a node."""
+    return any(entry.key == NODE_MARK for entry in node.metadata_props)
+
+
 def with_bodies(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
     """Yield each node, then, recursively, the nodes in its bodies."""
     for node in nodes:

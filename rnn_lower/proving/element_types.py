@@ -27,11 +27,17 @@ WIDENINGS = {
 
 HALVES = (_F.FLOAT16, _F.BFLOAT16)
 
-WITHOUT_ARITHMETIC = (*DATA_MOVEMENT, "Cast", "ConstantOfShape", "Shape", "Tile", "Where")
-"""Operators that compute no floats."""
+WITHOUT_ARITHMETIC = (*DATA_MOVEMENT, "Cast", "ConstantOfShape", "Shape")
+"""Operators that compute no floats, and that onnxruntime has for both 16-bit types."""
+
+OF_FLOATS = ("Gemm", "Relu")
+"""Operators that onnxruntime lacks for integers, although their schemas allow them."""
 
 WIDE_INTEGERS = (_F.INT32, _F.INT64)
 """Integers that sizes do not let wrap around; the proof computes without limits."""
+
+COMPUTED = (*WIDE_INTEGERS, _F.BOOL, _F.FLOAT, _F.DOUBLE, None)
+"""The types of values that lowering computes, besides that of the node."""
 
 
 def is_exact(source: DType, goal: DType, narrow: Collection[DType] = ()) -> bool:
@@ -74,6 +80,9 @@ class ElementTypes:
         for node in nodes:
             types = self._results(node)
             for value, dtype in zip(node.outputs, types, strict=False):
+                if dtype not in (*COMPUTED, self._dtype):
+                    text = f"{node.op_type} '{node.name}' computes values of type {_name(dtype)}"
+                    raise OutOfScopeError(f"{text}, which the proof does not support")
                 self.declare(value, dtype)
             results = (value for _, body in subgraphs(node) for value in body.outputs)
             if not self._rounded.isdisjoint((*node.inputs, *results)):
@@ -120,7 +129,7 @@ class ElementTypes:
             formal = schema.inputs[min(index, len(schema.inputs) - 1)]
             if dtype is None:
                 continue
-            if dtype.is_integer() and dtype not in WIDE_INTEGERS:
+            if dtype.is_integer() and (dtype not in WIDE_INTEGERS or node.op_type in OF_FLOATS):
                 text = f"{node.op_type} '{node.name}' has an input of type {_name(dtype)}"
                 raise OutOfScopeError(f"{text}, which the proof does not support")
             if dtype == _F.DOUBLE and self._dtype not in (dtype, None) and node.op_type != "Cast":

@@ -199,12 +199,10 @@ def bounds_of(call: Call) -> list[Array | None]:
 
 
 def _clip(call: Call) -> Array:
-    """The clipped elements; a random function of x and two bounds, because the order matters if low > high."""
+    """The clipped elements; if min is greater than max, all are max."""
     x, (low, high) = call[0], bounds_of(call)
     if x.dtype == np.int64:
         return np.asarray(np.clip(x, low, high))
-    if low is not None and high is not None:
-        return pointwise(call)
     x = call.real(0) if low is None else scalar_functions.maximum(call.field, x, low)
     return x if high is None else scalar_functions.minimum(call.field, x, high)
 

@@ -19,7 +19,7 @@ from rnn_lower.proving.call import Call, DivisionByZeroError, OutOfScopeError, U
 from rnn_lower.proving.emitted_uses import POSITIONS, USES, may_divide_by_zero
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.induction import Slot
-from rnn_lower.proving.interpreter import Graph, Interpreter, check_shape
+from rnn_lower.proving.interpreter import Graph, Interpreter, check_shape, size_of_result
 
 AT_AN_END = (-1, 0, 1)
 """Starts and ends of a Slice of the first or the last position, and indices of a Gather of them."""
@@ -27,8 +27,8 @@ AT_AN_END = (-1, 0, 1)
 SUMMED = ("Conv", "Gemm", "MatMul")
 """Operators that sum products over an axis of their first operand."""
 
-ELEMENT = 32
-"""The work of one element of a result, in products; it takes as much time, and its memory."""
+ELEMENT, NODE = 32, 1 << 13
+"""The work of one element of a result and of one node, in products, which take as much time."""
 
 
 class Observed:
@@ -121,14 +121,22 @@ class EmittedInterpreter(Interpreter):
 
     def _execute(self, node: ir.Node) -> Sequence[Array]:
         results = super()._execute(node)
-        self._work += ELEMENT * sum(result.size for result in results)
-        if self._work + self.field.products > self.most_work:
-            raise OutOfScopeError(f"the graph computes more than {self.most_work} products")
+        self._work += NODE + ELEMENT * sum(result.size for result in results)
+        self._check_work(0)
         if node.op_type in WITH_BODIES and len(results) != len(node.outputs):
             raise WrongError(f"{node.op_type} '{node.name}' has {len(node.outputs)} outputs instead of {len(results)}")
         if self.recorded is not None:
             self.recorded += [result for result in results if result.dtype == np.uint64]
         return results
+
+    def _check_work(self, elements: int) -> None:
+        """Raise OutOfScopeError if the work is too much after a result of so many elements."""
+        if self._work + ELEMENT * elements + self.field.products > self.most_work:
+            raise OutOfScopeError(f"the graph computes more than {self.most_work} products")
+
+    def _limit_size(self, node: ir.Node, operands: Sequence[Array | None]) -> None:
+        super()._limit_size(node, operands)
+        self._check_work(size_of_result(Call(self.field, node, operands, self._graph.opset)))
 
     def _results(self, node: ir.Node) -> Sequence[Array]:
         if node.op_type not in ("Loop", "Scan"):

@@ -10,7 +10,7 @@ import onnx.inliner
 from rnn_lower.driver.function_calls import IR_VERSION
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
-from rnn_lower.ir.walk import NODE_MARK, opset_of
+from rnn_lower.ir.walk import is_emitted, opset_of
 from rnn_lower.opset.convert import ir_version_of
 
 
@@ -31,7 +31,7 @@ def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.
     opset = opset_of(after)
     for function in new_functions:
         name = f"{function.domain}.{function.name}"
-        if opset_of(function) != opset or len(function.opset_import) > 1:
+        if [(entry.domain, entry.version) for entry in function.opset_import] != [("", opset)]:  # not "ai.onnx"
             raise CallError(f"function {name} imports a different opset than the model")
         if function.attribute or function.attribute_proto:
             raise CallError(f"function {name} has attributes, but the functions that lowering creates have none")
@@ -74,4 +74,4 @@ def _marked(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """All emitted nodes, also those in bodies and functions."""
     holders = protobuf.holders(model)
     nodes = (node for holder in holders for node in holder.node)
-    return [node for node in nodes if any(entry.key == NODE_MARK for entry in node.metadata_props)]
+    return [*filter(is_emitted, nodes)]

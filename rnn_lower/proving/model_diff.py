@@ -13,7 +13,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from rnn_lower.driver.legalize_rest import LEGALIZED
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import NODE_MARK, is_quantized
+from rnn_lower.ir.walk import is_emitted, is_quantized
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proving.inline import without_made_calls
@@ -124,10 +124,10 @@ class _Diff:
             return
         yield from self.messages(path, old, new, _OF_GRAPHS)
         yield from self.weights(path, old, new)
-        emitted = {name for node in new.node if _emitted(node) for name in node.output}
+        emitted = {name for node in new.node if is_emitted(node) for name in node.output}
         known = {value.name for value in old.value_info}
         weights = {tensor.name: tensor for tensor in new.initializer}
-        own = emitted - {name for node in old.node for name in node.output if _emitted(node)}
+        own = emitted - {name for node in old.node for name in node.output if is_emitted(node)}
         own -= {value.name for value in new.output}  # whose declaration there counts
         infos = [
             value for value in new.value_info
@@ -202,7 +202,7 @@ class _Diff:
         needed, weights = set(_used(new)), _read_by_recurrent(old)
         before = [node for node in old.node if not _replaced(node, by_outputs, needed, weights)]
         there = {tuple(node.output) for node in before}
-        after = [node for node in new.node if not _emitted(node) or tuple(node.output) in there]
+        after = [node for node in new.node if not is_emitted(node) or tuple(node.output) in there]
         if len(before) != len(after):
             yield (
                 f"{path}: the number of nodes that lowering must keep has changed from {len(before)} to {len(after)}"
@@ -210,12 +210,14 @@ class _Diff:
         if read_early(old):  # lowering sorts such a graph
             places = {tuple(node.output): place for place, node in enumerate(before)}
             after.sort(key=lambda node: places.get(tuple(node.output), len(places)))
-        emitted = (body for node in new.node if _emitted(node) for body in protobuf.graphs_of(node))
+        emitted = (body for node in new.node if is_emitted(node) for body in protobuf.graphs_of(node))
         for body in (inner for outer in emitted for inner in protobuf.graphs_in(outer)):
             if getattr(body, "sparse_initializer", ()):
                 yield f"{path}: a body of an emitted node has sparse initializers"
         old_outputs, read_names = {name for node in old.node for name in node.output}, set(_used(new, emitted=False))
-        for name in sorted({name for node in new.node if _emitted(node) for name in node.output if name} - old_outputs):
+        for name in sorted(
+            {name for node in new.node if is_emitted(node) for name in node.output if name} - old_outputs
+        ):
             if name in read_names:
                 yield f"{path}: an emitted node redefines '{name}', which other nodes read"
         for a, b in zip(before, after, strict=False):
@@ -291,7 +293,7 @@ def _upstream(graph: protobuf.Holder) -> set[str]:
     sources: set[str] = set()
     for node in reversed(graph.node):
         inner = set().union(*map(_upstream, protobuf.graphs_of(node)))
-        if inner or _emitted(node) or not sources.isdisjoint(node.output):
+        if inner or is_emitted(node) or not sources.isdisjoint(node.output):
             sources |= {*node.input, *inner}
     return sources
 
@@ -345,26 +347,22 @@ def _defined(graph: onnx.GraphProto) -> set[str]:
     return {name for node in graph.node for name in node.output} | {tensor.name for tensor in graph.initializer}
 
 
-def _emitted(node: onnx.NodeProto) -> bool:
-    return any(entry.key == NODE_MARK for entry in node.metadata_props)
-
-
 def _used(graph: protobuf.Holder, emitted: bool = True) -> Iterator[str]:
     """The names that a graph, its nodes and bodies use. emitted=False: without names that only emitted nodes use."""
     yield from (value if isinstance(value, str) else value.name for value in graph.output)
     for node in graph.node:
-        if emitted or not _emitted(node):
+        if emitted or not is_emitted(node):
             yield from node.input
         for body in protobuf.graphs_of(node):
-            yield from _used(body, emitted) if emitted or not _emitted(node) else ()
+            yield from _used(body, emitted) if emitted or not is_emitted(node) else ()
 
 
 def _read_by_emitted(graph: protobuf.Holder) -> Iterator[str]:
     """The names that emitted nodes read, also in bodies."""
     for node in graph.node:
-        yield from node.input if _emitted(node) else ()
+        yield from node.input if is_emitted(node) else ()
         for body in protobuf.graphs_of(node):
-            yield from _used(body) if _emitted(node) else _read_by_emitted(body)
+            yield from _used(body) if is_emitted(node) else _read_by_emitted(body)
 
 
 def _read_by_recurrent(graph: protobuf.Holder) -> set[str]:

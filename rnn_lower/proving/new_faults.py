@@ -12,7 +12,7 @@ from rnn_lower.driver.plan import read_document
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, newest_opset, unfit
-from rnn_lower.ir.walk import nodes
+from rnn_lower.ir.walk import is_emitted, nodes
 from rnn_lower.lowering.activations import ACTIVATIONS
 from rnn_lower.lowering.node import display_name
 from rnn_lower.modelio.document import Document
@@ -23,6 +23,9 @@ LOCATION = "location"
 
 INLINED = "_inlfunc_"
 """How the names begin that onnxruntime gives when it inlines functions."""
+
+IN_MEMORY = "_ORT_MEM_ADDR_"
+"""The mark of data that onnxruntime holds in memory, instead of a file."""
 
 FEW = 128
 """From this number of integers on, `lower` may write a tensor to a data file."""
@@ -121,8 +124,19 @@ def _declarations(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
 
 
 def _untyped_values(model: onnx.ModelProto) -> set[str]:
-    """Values that are declared, but not as tensors with an element type."""
-    return {info.name for info in _declarations(model) if info.HasField("type") and not info.type.tensor_type.elem_type}
+    """Values that are declared, but not as tensors with an element type; kept nodes may compute sequences of them."""
+    nodes = (node for holder in protobuf.holders(model) for node in holder.node if not is_emitted(node))
+    kept = {name for node in nodes for name in node.output}
+    declared = [info for info in _declarations(model) if info.HasField("type")]
+    typed = {info.name for info in declared if info.type.HasField("tensor_type") or info.name in kept}
+    return {info.name for info in declared if info.name not in typed or not _is_typed(info.type)}
+
+
+def _is_typed(proto: onnx.TypeProto) -> bool:
+    held = proto.WhichOneof("value")
+    if held in ("sequence_type", "optional_type"):
+        return _is_typed(getattr(proto, held).elem_type)
+    return held == "tensor_type" and bool(proto.tensor_type.elem_type)
 
 
 def _negative_sizes(model: onnx.ModelProto) -> set[str]:
@@ -198,6 +212,12 @@ INFERRED = {
 """Operands of any type that runtimes read when they infer shapes."""
 
 
+def _in_memory(model: onnx.ModelProto) -> set[str]:
+    """Tensors whose data file has the name by which onnxruntime marks addresses of memory."""
+    external = filter(protobuf.is_external, protobuf.tensors(model))
+    return {tensor.name for tensor in external if any(IN_MEMORY in entry.value for entry in tensor.external_data)}
+
+
 def _external_sizes(model: onnx.ModelProto) -> set[str]:
     """Few integers, or operands of INFERRED, in a data file, which runtimes do not read when they infer shapes."""
     few = [t for t in protobuf.tensors(model) if protobuf.is_external(t) and math.prod(t.dims) < FEW]
@@ -229,6 +249,7 @@ _FAULTS: Mapping[str, Callable[[onnx.ModelProto], set[str]]] = {
     "tensor '{}' has data in several fields": _ambiguous_tensors,
     "a body in a function redefines '{}', a value of the function": _redefined_values,
     "the external data of tensor '{}' has an unknown key": _unknown_keys,
+    "onnxruntime takes the data file of tensor '{}' for an address in memory": _in_memory,
     "the data of tensor '{}', which may be sizes, is not in the file of the model": _external_sizes,
     "body input '{}' of a Loop declares no shape": _unshaped_loop_inputs,
     "a node of a body reads '{}' before it is computed": _read_too_early,

@@ -18,7 +18,7 @@ from rnn_lower.proving.call import OutOfScopeError, WrongError, element_type
 from rnn_lower.proving.cases import LARGE, LENGTHS, Case, Known, choose_cases
 from rnn_lower.proving.constant_inputs import content
 from rnn_lower.proving.counters import Counters
-from rnn_lower.proving.emitted import EmittedInterpreter, Observed, symbol_sizes
+from rnn_lower.proving.emitted import NODE, EmittedInterpreter, Observed, symbol_sizes
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.induction import (
     Fitting,
@@ -50,8 +50,8 @@ A difference of constants, an integer of fewer than 4500 bits times a power of t
 MOST_STATES = 1 << 26
 """The most elements of h at all steps of one run."""
 
-MOST_WORK, MOST_TIMES = 1 << 31, 64
-"""The most products and elements that a graph may compute: a constant, and in proportion to the node's own products."""
+MOST_WORK, MOST_TIMES, MOST_NODES = 1 << 31, 64, 256
+"""The most work of a graph: a constant, a multiple of the node's own products, and nodes in each of its steps."""
 
 SCALES = (1.0, 100.0, 0.0)
 """Standard deviations of the inputs with which both sides run in floats."""
@@ -364,7 +364,7 @@ class _Comparison:
         interpreter.sizes = case.T, case.N
         interpreter.features, weights = arrays["X"].shape[-1], arrays["R"].size // hidden_size
         products = case.T * case.N * (interpreter.features + hidden_size) * weights
-        interpreter.most_work = MOST_WORK + MOST_TIMES * products
+        interpreter.most_work = MOST_WORK + MOST_TIMES * products + MOST_NODES * NODE * case.T
         try:
             right = interpreter.run(self._program, values)
         except NoStepsError:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from judge import marked, proved_as_wholes, run_onnxruntime
 from onenode import Case, build
@@ -300,3 +301,85 @@ def test_masked_scores_of_attention_have_another_value_from_opset_25_on(read):
             rnn_lower.lower(model, opset=25)
     else:
         assert rnn_lower.prove(model, rnn_lower.lower(model, opset=25)).ok
+
+
+def loads(model: onnx.ModelProto) -> bool:
+    try:
+        onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    except Exception:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("opset", "dtype"),
+    [(20, TensorProto.FLOAT8E4M3FN), (21, TensorProto.INT4), (23, TensorProto.FLOAT4E2M1)],
+)
+def test_values_of_types_that_lowering_never_computes(opset, dtype):
+    model, _ = build(Case("RNN", opset, T=3, N=2, outputs=("Y",)))
+    lowered = rnn_lower.lower(model)
+    zeros = helper.make_tensor("zero", dtype, [1], [0])
+    lowered.graph.node.extend([
+        marked("Shape", ["X"], ["shape"]), marked("ConstantOfShape", ["shape"], ["zeros"], value=zeros)
+    ])  # fmt: skip
+    assert not loads(lowered)
+    assert "which the proof does not support" in str(rnn_lower.prove(model, lowered))
+
+
+@pytest.mark.parametrize("op", ["Gemm", "Relu"])
+def test_operators_that_runtimes_lack_for_integers(op):
+    model, lowered = lowered_rnn()
+    lowered.graph.initializer.append(numpy_helper.from_array(np.ones((2, 2), np.int64), "ones"))
+    lowered.graph.node.append(marked(op, ["ones"] * (1 + (op == "Gemm")), ["unread"]))
+    assert not loads(lowered)
+    assert "has an input of type int64, which the proof does not support" in str(rnn_lower.prove(model, lowered))
+
+
+def test_a_function_imports_operators_without_the_name_of_their_domain():
+    model, lowered = lowered_rnn(as_function=True)
+    assert rnn_lower.prove(model, lowered).ok
+    lowered.functions[0].opset_import[0].domain = "ai.onnx"
+    assert not loads(lowered)
+    assert not rnn_lower.prove(model, lowered).ok
+
+
+def test_a_file_with_the_name_of_an_address(tmp_path):
+    """onnxruntime takes it for data in memory."""
+    model, lowered = lowered_rnn()
+    name = "*/_ORT_MEM_ADDR_/*"
+    (tmp_path / name).parent.mkdir(parents=True)
+    onnx.save(lowered, tmp_path / "b.onnx", save_as_external_data=True, location="data", size_threshold=0)
+    (tmp_path / "data").rename(tmp_path / name)
+    changed = onnx.load(tmp_path / "b.onnx", load_external_data=False)
+    for tensor in changed.graph.initializer:
+        for entry in (entry for entry in tensor.external_data if entry.key == "location"):
+            entry.value = name
+    (tmp_path / "b.onnx").write_bytes(changed.SerializeToString())
+    assert "for an address in memory" in str(rnn_lower.prove(model, str(tmp_path / "b.onnx")))
+
+
+def test_many_small_steps_are_out_of_scope():
+    """A proof of them would take minutes, although a runtime takes seconds."""
+    model, lowered = lowered_rnn()
+    adds = [marked("Add", [f"s{k}", "one"], [f"s{k + 1}"]) for k in range(60)]
+    flags = [helper.make_tensor_value_info(name, TensorProto.BOOL, []) for name in ("go", "on")]
+    states = [helper.make_tensor_value_info(name, TensorProto.FLOAT, []) for name in ("s0", "s60")]
+    index = helper.make_tensor_value_info("index", TensorProto.INT64, [])
+    body = helper.make_graph(
+        [marked("Identity", ["go"], ["on"]), *adds], "body", [index, flags[0], states[0]], [flags[1], states[1]]
+    )  # fmt: skip
+    lowered.graph.initializer.extend(
+        [numpy_helper.from_array(np.array(90_000), "trips"), numpy_helper.from_array(np.float32(1), "one")]
+    )
+    lowered.graph.node.append(marked("Loop", ["trips", "", "one"], ["unread"], body=body))
+    assert "computes more than" in str(rnn_lower.prove(model, lowered))
+
+
+def test_a_clip_whose_min_is_greater_than_its_max_returns_max():
+    model, _ = build(Case("RNN", 18, T=3, N=2, outputs=("Y",)))
+    model.graph.initializer.extend(numpy_helper.from_array(np.float32(n), k) for k, n in (("low", 0.5), ("high", -0.5)))
+    model.graph.node.append(helper.make_node("Clip", ["Y", "low", "high"], ["Z"]))
+    model.graph.output[0].name = "Z"
+    lowered = rnn_lower.lower(model, target="portable", legalize_all=True)
+    assert not any(node.op_type == "Clip" for node in lowered.graph.node)
+    assert rnn_lower.prove(model, lowered).ok
