@@ -82,9 +82,10 @@ def _difference(runs: ChunkedRuns, session: StreamingSession, feeds: Feeds, resu
     names = [str(value.name) for value in runs.original.model.graph.outputs]
     lengths = list[int]()
     for name, axis in runs.plan.inputs.items():
-        second, step = SECOND * runs.step, runs.step
-        frames = feeds[name].shape[axis]
-        lengths = [frames - second, second] if runs.fixed_step is None else [step] * (frames // step)
+        frames, step = feeds[name].shape[axis], runs.step
+        second = min(SECOND, frames // step - 1) * step  # fewer if the model fixes the length
+        two = [frames - second, second] if second > 0 else [frames]
+        lengths = two if runs.fixed_step is None else [step] * (frames // step)
     try:
         if lengths:
             found = dict(zip(runs.plan.outputs, runs.stream_through(session, feeds, lengths), strict=True))

@@ -30,6 +30,14 @@ def replace_arguments(
         work.replace_input(site, index, constant(numbers, INT64, "argument"))
 
 
+def list_axes(work: GraphEditor, site: Site, axes: Sequence[int]) -> None:
+    """Give the axes to a Squeeze that lists none."""
+    if axes:
+        replace_arguments(work, site, {1: axes}, ("axes",), since=13)
+    else:
+        site.replace("Identity")
+
+
 def replace_constant(work: GraphEditor, site: Site, index: int, array: np.ndarray) -> None:
     work.replace_input(site, index, constant(array, ir.DataType.from_numpy(array.dtype), "constant"))
 

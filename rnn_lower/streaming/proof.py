@@ -70,7 +70,8 @@ class StreamProof:
     def verdict(self) -> str:
         """The final line."""
         if not self.ok:
-            return f"NOT PROVED: {self.result}: {self.reason or 'no chunk boundary was compared'}"
+            nothing = "no chunk boundary was compared" if self.result == PROVED else self.result
+            return f"NOT PROVED: {nothing}{self.reason and ': '}{self.reason}"
         return (
             f"proved: {number_of(len(self.outputs), 'output')} and {number_of(len(self.states), 'state')}, compared "
             f"over {self.chunks} chunks and {self.borders} chunk boundaries; the probability of error is below "

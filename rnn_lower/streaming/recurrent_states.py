@@ -123,11 +123,15 @@ def _leave_to_caller(work: GraphEditor, read: RecurrentNode, reason: str) -> Non
         if initial is not None and (final is None or not outputs_of(model, final)):
             _add_final_output(work, read, letter, initial)
             continue
-        if start is None or final is None or not inputs_of(model, start) or not outputs_of(model, final):
+        if start is not None and start.is_graph_input() and start.is_initializer():
+            raise UnsupportedError(f"{reason}, which has a default; remove its initializer, or use it for all (--set)")
+        is_read, is_returned = start and inputs_of(model, start), final and outputs_of(model, final)
+        if start is None or final is None or not is_read or not is_returned:
             fixed = ", or replace the input with a constant (--set INPUT=VALUE)"
+            lost = "" if is_returned else ", and the model does not return the final state of the node unchanged"
             raise UnsupportedError(
-                f"{reason}, and the model does not return the final state of the node unchanged; use a separate input "
-                f"as the initial state of the node{fixed if start is None or is_computable(start) else ''}"
+                f"{reason}{lost}; use a separate input as the initial state of the node"
+                f"{fixed if start is None or is_computable(start) else ''}"
             )
         back = {str(out.name) for out in outputs_of(model, final)}
         for initial in inputs_of(model, start):

@@ -16,6 +16,7 @@ from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
 from rnn_lower.streaming.node_edits import (
     change_attributes,
     copy_zeros,
+    list_axes,
     replace_constant,
     take_the_rest,
     tell_sizes,
@@ -259,8 +260,12 @@ def _regrouped(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo:
 def squeeze(ctx: RuleContext) -> list[AxisInfo]:
     x = ctx.x()
     axes = ctx.integers(1, "axes", 13)
-    if axes is None:
-        raise ctx.refuse("it lists no axes, so it would remove the time axis of a chunk of one frame")
+    if axes is None:  # it would also remove the time axis of a chunk of one frame
+        others = [axis for axis in range(x.rank) if axis != along(ctx, x)]
+        if any(x.sizes[axis].number is None for axis in others):
+            raise ctx.refuse("it lists no axes, and some of its sizes are unknown; list the axes in the model")
+        axes = [axis for axis in others if x.sizes[axis] == ONE]
+        ctx.edit(list_axes, axes)
     result = [axis for axis in range(x.rank) if axis not in {axis % x.rank for axis in axes}]
     return [mapped(ctx, [range(x.rank)], result, "it removes the axis of the stream")]
 

@@ -1784,7 +1784,7 @@ NOT_CAUSAL = {
     "encoder and decoder": "to compute each frame, it needs a final state or the last frame of the stream",
     "two rates": "its inputs have different frame rates",
     "mixed frames": "it mixes frames of the stream with each other",
-    "squeezed without axes": "it lists no axes, so it would remove the time axis of a chunk of one frame",
+    "squeezed without axes": "it lists no axes, and some of its sizes are unknown",
     "noise": "its output is random",
     "gram matrix": "input 1 depends on the stream, but must be independent of it",
     "one shape for all": "its output shape does not have as many elements as its input",

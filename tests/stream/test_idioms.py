@@ -742,6 +742,32 @@ def test_a_reshape_behind_a_conv_whose_frames_are_late(kind, padded, stride, ste
         close([got], [wanted[:, : got.shape[1]]])
 
 
+@pytest.mark.parametrize("opset", [11, 17])
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_squeeze_without_axes_keeps_the_axis_of_time(opset, twice):
+    """As beat trackers are exported, whose batch size is 1; a chunk of one frame has one more axis of size 1."""
+    unsqueezed = "u = Unsqueeze <axes = [1]> (x)" if opset < 13 else "u = Unsqueeze (x, i)"
+    squeezed = "s = Squeeze (g) y = Squeeze (s)" if twice else "y = Squeeze (g)"
+    model = with_gru(f"""
+        main (float[T, 3] x) => (float[T, 3] y) <int64[1] i = {{1}}> {{
+            {unsqueezed} g = GRU <hidden_size = 3> (u, W, R) {squeezed}
+        }}""", opset)  # fmt: skip
+    made = rnn_lower.stream(model, axis="T")
+    assert rnn_lower.prove_streaming(model, made)
+    x = np.random.default_rng(0).uniform(-1, 1, (9, 3)).astype(np.float32)
+    session = rnn_lower.StreamingSession(made)
+    got = np.concatenate([session.run({"x": x[a:b]})["y"] for a, b in itertools.pairwise([0, 1, 2, 5, 9])])
+    close([got], run_onnxruntime(model, {"x": x}))
+
+
+@pytest.mark.parametrize("length", [2, 3, 4])
+def test_a_stream_of_a_model_of_few_frames_is_proved(length):
+    model = with_gru(f"""
+        main (float[{length}, 2, 3] x) => (float[{length}, 1, 2, 3] y) {{ y = GRU <hidden_size = 3> (x, W, R) }}
+        """, 17)  # fmt: skip
+    assert rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="x[0]"))
+
+
 HALVES = {
     "halves of the columns": "k = Gather <axis = 0> (s, m) h = Div (k, two) a = Slice (f, z, h, m) b = Slice (f, h, k, m)",
     "every second one": (

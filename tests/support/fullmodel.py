@@ -121,6 +121,7 @@ def _values(graph: onnx.GraphProto) -> None:
         "sparse_type": helper.make_sparse_tensor_type_proto(TensorProto.FLOAT, [2, 3]),
         "opaque": onnx.TypeProto(opaque_type=onnx.TypeProto.Opaque(domain="d", name="n"), denotation="odd"),
     }
+    types["maps"] = helper.make_sequence_type_proto(types["map"])
     for name, type_proto in types.items():
         graph.input.append(helper.make_value_info(name, type_proto))
         graph.value_info.append(helper.make_value_info(f"unknown_{name}", type_proto))
