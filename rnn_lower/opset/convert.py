@@ -35,6 +35,7 @@ from rnn_lower.opset.step_down import stepped_down
 from rnn_lower.sandbox.resource_limits import run_with_limits
 from rnn_lower.shapes.fixed_dims import FIXED
 from rnn_lower.shapes.shape_info import ShapeInfo
+from rnn_lower.transforms.old_operators import FIRST_TODAY
 from rnn_lower.transforms.strip_weights import SHOWN, UNSEEN
 
 
@@ -261,14 +262,28 @@ def _alone(node: ir.Node, current: int, opset: int, shape_info: ShapeInfo) -> tu
             inputs[value.name] = _value_info(value, shape_info)
     outputs = [_value_info(value, shape_info) for value in node.outputs if value.name]
     stepped = stepped_down(node, ir.serde.serialize_node(node), current, opset, shape_info)
-    proto = _without_idle(stepped.proto, stepped.opset, opset)
+    at = _with_broadcasting(stepped.proto, stepped.opset, opset)
+    proto = _without_idle(stepped.proto, at, opset)
     inputs = {name: info for name, info in inputs.items() if name in proto.input}
     initializers = {name: tensor for name, tensor in initializers.items() if name in proto.input}
     for name, content in stepped.constants.items():
         initializers[name] = onnx.numpy_helper.from_array(content, name)
     graph = onnx.helper.make_graph([proto], "one", list(inputs.values()), outputs, list(initializers.values()))
-    imports = [onnx.helper.make_opsetid("", stepped.opset)]
-    return onnx.helper.make_model(graph, opset_imports=imports, ir_version=10), stepped.opset
+    imports = [onnx.helper.make_opsetid("", at)]
+    return onnx.helper.make_model(graph, opset_imports=imports, ir_version=10), at
+
+
+def _with_broadcasting(proto: onnx.NodeProto, current: int, opset: int) -> int:
+    """The opset of the node with today's broadcasting, of which an older node without an axis is a special case.
+
+    onnx's converter would need its shapes.
+    """
+    schema = schema_of(proto.op_type, current)
+    is_old = current < FIRST_TODAY <= opset and schema is not None and "broadcast" in schema.attributes
+    if not is_old or any(attribute.name == "axis" for attribute in proto.attribute):
+        return current
+    protobuf.remove_if(proto.attribute, lambda attribute: attribute.name in ("broadcast", "consumed_inputs"))
+    return FIRST_TODAY
 
 
 def _without_idle(proto: onnx.NodeProto, current: int, opset: int) -> onnx.NodeProto:

@@ -203,10 +203,10 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
         if chosen is None or chosen.ravel().tolist() != [-1] or not data.is_plain:
             text = "computed indices" if chosen is None else f"fixed indices, {chosen.ravel().tolist()[:4]}"
             raise ctx.refuse(f"it selects frames of the stream by {text}")
-        if data.late:
+        if ctx.may_lack_frames(data):
             raise ctx.refuse(
-                "it selects the last frame of a delayed value; this can be streamed only if the operator "
-                "is a Slice ([-1:])"
+                "it selects the last frame of a delayed value, which a chunk may lack; pass --step, or use a Slice "
+                "([-1:]) in the model"
             )
         return [data.ended(shape)]
     rows, labels = range(data.rank), [f"index {k}" for k in range(indices.rank)]

@@ -1583,7 +1583,7 @@ LATE: dict[str, tuple[Callable[[], Model], tuple[str, ...], str]] = {
     ),
     "gathered": (
         lambda: late(lambda s: s.add("Gather", s.value, s.const(np.array(-1)), axis=1)), (),
-        "cannot run chunk by chunk: it selects the last frame of a delayed value; this can be streamed only if the operator is a Slice ([-1:])",
+        "cannot run chunk by chunk: it selects the last frame of a delayed value, which a chunk may lack; pass --step, or use a Slice ([-1:]) in the model",
     ),
     "skipped": (lambda: late(skipping), (), "cannot run chunk by chunk: its input is delayed, so the node must not skip frames of this input"),
     "merged": (

@@ -303,6 +303,27 @@ def test_broadcasting_before_opset_8(op, shapes):
     np.testing.assert_array_equal(*(run(each, feeds)[0] for each in (made([2, 3], [2, 3]), alike)))
 
 
+@pytest.mark.parametrize("op", ["Add", "Div", "Mul", "Pow", "Sub"])
+@pytest.mark.parametrize("before", [1, 5, 6])
+@pytest.mark.parametrize("shape", [["T", "N", 4], None], ids=["names", "unknown"])
+def test_broadcasting_of_unknown_sizes_before_opset_7(op, before, shape):
+    """Without an axis, the last axes are aligned, as today; onnx's converter needs all sizes."""
+    row = numpy_helper.from_array(np.array([1, 2, 3, 4], np.float32), "row")
+    inputs = [helper.make_tensor_value_info("a", TensorProto.FLOAT, ["T", "N", 4])]
+    nodes = [
+        helper.make_node("Abs", ["a"], ["b"]), helper.make_node(op, ["b", "row"], ["y"], broadcast=1),
+        helper.make_node(op, ["y", "b"], ["z"]),
+    ]  # fmt: skip
+    graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("z", TensorProto.FLOAT, shape)], [row])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", before)], ir_version=8)
+    lowered = rnn_lower.lower(model, opset=13)
+    a = np.random.default_rng(0).uniform(0.5, 1, (3, 2, 4)).astype(np.float32)
+    function = {"Add": np.add, "Div": np.divide, "Mul": np.multiply, "Pow": np.power, "Sub": np.subtract}[op]
+    wanted = function(function(a, np.arange(1, 5, dtype=np.float32)), a)
+    np.testing.assert_allclose(run(lowered, {"a": a})[0], wanted, rtol=1e-5)
+    assert rnn_lower.prove(model, lowered).ok
+
+
 @pytest.mark.parametrize(("op", "shape"), [("Unsqueeze", [2, 3]), ("Squeeze", [2, 1])])
 @pytest.mark.parametrize(("before", "after"), [(13, 9), (12, 9), (12, 10)])
 def test_axes_from_the_end_before_opset_11(op, shape, before, after):
