@@ -20,6 +20,7 @@ from rnn_lower.ir.traits import DATA_MOVEMENT
 from rnn_lower.ir.walk import get_attribute, subgraphs
 from rnn_lower.lowering.node import RecurrentNode, axes_of
 from rnn_lower.proving.model_inputs import has_rank, overridable_inputs, required_inputs
+from rnn_lower.shapes.expressions import evaluated, names_in
 from rnn_lower.shapes.required_sizes import required_sizes
 from rnn_lower.shapes.shape_info import Symbol, symbol
 
@@ -86,8 +87,9 @@ class _Plan:
 class Samples:
     """Sets of inputs for a model.
 
-    fixed: sizes by input and axis.  nodes: the model's recurrent nodes, or None to read them.  named: inputs of the
-    other model, whose symbols may tie further sizes: a loop may broadcast a batch size that is fixed for a node.
+    fixed: sizes by input and axis.  symbols: the names of the others.  nodes: the model's recurrent nodes, or None to
+    read them.  named: inputs of the other model, whose symbols may tie further sizes: a loop may broadcast a batch size
+    that is fixed for a node.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class Samples:
             rank = len(value.shape or ())
             if (same := inputs.get(str(value.name))) is not None and has_rank(same, rank):
                 for axis in range(rank):
-                    self.ties.tie(symbol(same, axis), f"named/{symbol(value, axis)}")
+                    self.ties.tie(f"named/{symbol(value, axis)}", symbol(same, axis))
         self.known = {self.ties.find(symbol(inputs[name], axis)): size for (name, axis), size in fixed.items()}
         self.limits = _length_limits(nodes)
         read = [(name, value) for node in nodes for name, value in node.inputs.items() if value.is_graph_input()]
@@ -117,6 +119,8 @@ class Samples:
         self.states = {str(value.name) for state in initial for value in _sources(state, DATA_MOVEMENT)}
         times = (limit for limit in (*self.limits.values(), *map(_time, nodes)))
         self.times = {self.ties.find(limit) for limit in times if not isinstance(limit, int)}
+        axes = [(value, axis) for value in self.inputs for axis in range(len(value.shape or ()))]
+        self.symbols = {str(symbol(value, axis)) for value, axis in axes}
         self.grown = self._grown_axes()
         self._accepted_sizes: dict[Symbol, int] = {}
 
@@ -170,6 +174,9 @@ class _Draw:
         symbol = self.samples.ties.find(name)
         if isinstance(symbol, int):
             return symbol
+        parts = names_in(symbol)
+        if symbol not in self.sizes and parts and parts <= self.samples.symbols:
+            self.sizes[symbol] = evaluated(symbol, {each: self.size(each) for each in parts}) or 0
         if symbol not in self.sizes:
             drawn = int(self.rng.choice(SIZES[: 6 + min(self.index, 4)]))
             length = LENGTHS[self.index % len(LENGTHS)] if symbol in self.samples.times else drawn

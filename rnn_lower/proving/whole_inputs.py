@@ -15,6 +15,7 @@ from rnn_lower.proving.call import OutOfScopeError
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.model_inputs import required_inputs
 from rnn_lower.proving.whole_evaluator import COMPARE
+from rnn_lower.shapes.expressions import evaluated, names_in
 from rnn_lower.shapes.shape_info import symbol
 from rnn_lower.transforms.evaluate import computed_constants
 
@@ -70,10 +71,12 @@ def compared_numbers(comparisons: Iterable[ir.Node]) -> Iterator[int]:
             yield from (int(n) + more for n in array.ravel() if abs(n) < 2**31 for more in (-1, 0, 1))
 
 
-def _free(value: ir.Value) -> list[str]:
-    """Return the names of the free sizes of an input."""
-    symbols = (symbol(value, axis) for axis in range(len(value.shape or ())))
-    return [name for name in symbols if not isinstance(name, int)]
+def _free(model: ir.Model, required: Mapping[str, int]) -> list[list[str]]:
+    """The names of the sizes to choose of each input: neither required nor expressions of others."""
+    columns = [[symbol(value, axis) for axis in range(len(value.shape or ()))] for value in model.graph.inputs]
+    names = {name for column in columns for name in column if isinstance(name, str)} - required.keys()
+    chosen = {name for name in names if not names_in(name) or not names_in(name) <= names}
+    return [[name for name in column if isinstance(name, str) and name in chosen] for column in columns]
 
 
 def small_sizes(model: ir.Model, required: Mapping[str, int]) -> Iterator[dict[str, int]]:
@@ -81,11 +84,7 @@ def small_sizes(model: ir.Model, required: Mapping[str, int]) -> Iterator[dict[s
 
     required: sizes that the model requires, which stay.
     """
-    free = [
-        name
-        for name in dict.fromkeys(name for value in model.graph.inputs for name in _free(value))
-        if name not in required
-    ]
+    free = list(dict.fromkeys(itertools.chain(*_free(model, required))))
     for size in SIZES if free else SIZES[:1]:
         yield {**required, **{name: size + index if size else 0 for index, name in enumerate(free)}}
     for size in SIZES[:1] if len(free) > 1 else ():
@@ -96,7 +95,7 @@ def small_sizes(model: ir.Model, required: Mapping[str, int]) -> Iterator[dict[s
 
 def long_sizes(model: ir.Model, required: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Yield large values for the last free size of each input, by name; an input of one free size may have a batch."""
-    free = [names for value in model.graph.inputs if (names := [n for n in _free(value) if n not in required])]
+    free = [names for names in _free(model, required) if names]
     long = {names[-1] for names in free if len(names) > 1} or {names[-1] for names in free}
     for size, other in itertools.product(LONG_SIZES if free else (), (2, 1)):
         yield {**required, **{name: size if name in long else other for names in free for name in names}}
@@ -160,7 +159,8 @@ def _new_sizes(model: ir.Model, names: Iterable[str], numbers: Iterable[int]) ->
 def _sized(value: ir.Value, sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Return the shape of an input, with its free sizes filled in."""
     symbols = [symbol(value, axis) for axis in range(len(value.shape or ()))]
-    return tuple(name if isinstance(name, int) else sizes[name] for name in symbols)
+    numbers = (name if isinstance(name, int) else sizes.get(name, evaluated(name, sizes)) for name in symbols)
+    return tuple(number or 0 for number in numbers)
 
 
 def large_integers(model: ir.Model, inputs: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:

@@ -14,6 +14,7 @@ from rnn_lower.ir.protobuf import dims_of, graphs_in
 from rnn_lower.ir.walk import values
 from rnn_lower.lowering.node import LARGEST_SIZE, Dim
 from rnn_lower.options import Dims
+from rnn_lower.shapes.expressions import evaluated
 from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
 
 FIXED = "rnn_lower.fixed"
@@ -155,6 +156,9 @@ def _resolve(inputs: Shapes, dims: Dims) -> _Fixed:
                 "which is the symbolic size of this axis"
             )
             raise RnnLowerError(f"size {size} of {text}; set the axis and the symbolic size to the same value")
+    for symbol in symbols - fixed.symbols.keys():
+        if (number := evaluated(symbol, fixed.symbols)) is not None:
+            fixed.symbols[symbol] = number
     for owner, shape in inputs.items():
         missing = set(range(fixed.axes(owner))) - {axis for name, axis in fixed.places if name == owner}
         if shape is None and missing:

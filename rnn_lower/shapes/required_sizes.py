@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from rnn_lower.ir.walk import nodes
 from rnn_lower.lowering.node import Dim
+from rnn_lower.shapes.expressions import names_in, solution
 from rnn_lower.shapes.shape_info import ShapeInfo, symbol
 from rnn_lower.transforms.strip_weights import outline_of
 
@@ -39,7 +40,8 @@ def required_sizes(model: ir.Model) -> dict[str, int]:
             names = [size for size in pair if isinstance(size, str)]
             numbers = [size for size in pair if isinstance(size, int)]
             required |= {name: number for name in names for number in numbers if name not in required}
-    return required
+    solved = {part: solution(name, part, number) for name, number in required.items() for part in names_in(name)}
+    return {**{part: number for part, number in solved.items() if number is not None}, **required}
 
 
 def _equal(node: ir.Node, shapes: Sequence[tuple[Dim, ...] | None]) -> Iterator[tuple[Dim, Dim]]:

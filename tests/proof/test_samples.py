@@ -141,6 +141,43 @@ def test_sizes_that_weights_require(op, name):
     assert next(samples.Samples(ir.from_proto(model)).candidates(0))["features"].shape[-1] == FEATURES
 
 
+def upsampled() -> onnx.ModelProto:
+    """A vocoder: frames [1, s0, H] repeated twice, and added to samples [1, 2*s0]."""
+    text = f"""<ir_version: 8, opset_import: ["": 17]>
+        main (float[1, s0, {H}] frames, float[1, "2*s0"] sound) => (float[t, 1, 1, {H}] y)
+        <int64[2] shape = {{-1, {H}}}, int64[4] twice = {{1, 1, 2, 1}}, int64[1] two = {{2}}, int64[1] one = {{1}}> {{
+            wide = Unsqueeze (frames, two) again = Tile (wide, twice) rows = Reshape (again, shape)
+            x = Unsqueeze (rows, one) column = Transpose (sound) added = Unsqueeze (column, two)
+            sum = Add (x, added) y = RNN <hidden_size = {H}> (sum, W, R)
+        }}""".replace('"2*s0"', "s1")
+    model = onnx.parser.parse_model(text)
+    model.graph.input[1].type.tensor_type.shape.dim[1].dim_param = "2*s0"
+    model.graph.initializer.extend(numpy_helper.from_array(np.ones((1, H, H), np.float32) / 3, name) for name in "WR")
+    return model
+
+
+def test_a_size_that_is_an_expression_of_another_one():
+    """As torch.export writes them; sizes on their own would not fit each other."""
+    model = upsampled()
+    for index in range(3):
+        feeds = next(samples.Samples(ir.from_proto(model)).candidates(index))
+        assert feeds["sound"].shape[1] == 2 * feeds["frames"].shape[1]
+    assert rnn_lower.check(model, rnn_lower.lower(model)).ok
+    assert rnn_lower.prove(model, rnn_lower.lower(model, fold=True)).ok
+    lowered = rnn_lower.lower(model, dims={"s0": 5})
+    assert [dim.dim_value for dim in lowered.graph.input[1].type.tensor_type.shape.dim] == [1, 10]
+
+
+def test_an_expression_that_a_weight_requires_is_solved():
+    """As where an exporter fixed the number of samples, but not of frames."""
+    model = upsampled()
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(14, np.float32), "gain"))
+    model.graph.node.insert(0, helper.make_node("Mul", ["sound", "gain"], ["louder"]))
+    next(node for node in model.graph.node if node.output[0] == "column").input[0] = "louder"
+    feeds = next(samples.Samples(ir.from_proto(model)).candidates(0))
+    assert (feeds["frames"].shape[1], feeds["sound"].shape[1]) == (7, 14)
+
+
 @pytest.mark.parametrize("rank", [1, 2, 3, 4])
 def test_inputs_without_a_shape(rank):
     """The rank comes from what takes the input, or is tried."""
