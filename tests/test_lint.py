@@ -10,9 +10,9 @@ import onnx
 import pytest
 from dynamic import two_layers
 from features import FEATURES
-from judge import every_node, expected, run_onnxruntime
+from judge import every_node, expected, run_onnxruntime, run_reference
 from onenode import OPTIONAL, Case, build
-from onnx import helper
+from onnx import helper, numpy_helper
 from paths import ROOT
 from runners import RUNNERS, missing
 from strategies import random_case
@@ -182,6 +182,64 @@ def test_random_nodes_that_are_kept_are_right_there(name):
         assert [value.shape for value in got] == [value.shape for value in wanted], case
         for a, b in zip(got, wanted, strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=1e-4, err_msg=str(case))
+
+
+@pytest.mark.parametrize("name", ["tract", "opencv", "opencv@4", "opencv@classic", "openvino"])
+@pytest.mark.parametrize("dtype", ["float", "double", "float16", "bfloat16"])
+@pytest.mark.parametrize("op", OP_TYPES)
+def test_an_element_type_is_refused_or_right_there(op, dtype, name):
+    """`lower` and `lint` agree, and name the type that the runtime lacks."""
+    case = Case(op, 22, N=2, dtype=dtype, optional=("B",), outputs=("Y",))
+    model, feeds = build(case)
+    if dtype.upper() in TARGETS[name].constraints.avoid_types:
+        words = f"does not support the element type {dtype.upper()}"
+        with pytest.raises(RnnLowerError, match=words):
+            rnn_lower.lower(model, target=name)
+        (finding,) = rnn_lower.lint(model, name).findings
+        assert words in finding.mend
+        return
+    lowered = rnn_lower.lower(model, target=name)
+    assert rnn_lower.lint(lowered, name).ok
+    if missing(name) or (name, dtype) == ("openvino", "bfloat16"):  # numpy takes its bfloat16 for float16
+        return
+    for got, wanted in zip(RUNNERS[name][1](lowered, feeds), expected(case), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-3 if dtype == "float16" else 1e-5)
+
+
+@pytest.mark.parametrize("name", ["tract", "opencv", "openvino", "onnxruntime"])
+@pytest.mark.parametrize("told", [False, True])
+def test_a_default_that_the_runtime_does_not_know_is_written(told, name):
+    model, feeds = build(Case("GRU", 17, N=2, optional=("B", "initial_h"), outputs=("Y",)))
+    inputs = [value for value in model.graph.input if value.name != "initial_h"]
+    model.graph.ClearField("input")
+    model.graph.input.extend(inputs)
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1, 2, 4]), "sizes"))
+    zero = {"value": numpy_helper.from_array(np.zeros(1, np.float32))} if told else {}
+    model.graph.node.insert(0, helper.make_node("ConstantOfShape", ["sizes"], ["initial_h"], name="zeros", **zero))
+    del feeds["initial_h"]
+    lacks = not told and name in ("tract", "opencv")
+    found = {one.node: one for one in rnn_lower.lint(model, name).findings}
+    assert ("zeros" in found) == lacks
+    if lacks:
+        assert "only with explicit attribute value, but this node omits value" in found["zeros"].rule
+    lowered = rnn_lower.lower(model, target=name, legalize_all=True)
+    assert any(node.op_type == "ConstantOfShape" and not node.attribute for node in lowered.graph.node) == (
+        not told and not lacks
+    )
+    assert rnn_lower.prove(model, lowered).ok
+    if not missing(name):
+        (wanted,) = run_onnxruntime(model, feeds)
+        np.testing.assert_allclose(RUNNERS[name][1](lowered, feeds)[0], wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("opset", [1, 3, 5, 6])
+def test_old_models_get_an_opset_that_openvino_runs(opset):
+    model, feeds = build(Case("GRU", opset, N=2, optional=("B",), outputs=("Y",)))
+    lowered = rnn_lower.lower(model, target="openvino")
+    assert lowered.opset_import[0].version == max(opset, 6)
+    if not missing("openvino"):
+        (wanted,) = run_reference(model, feeds)
+        np.testing.assert_allclose(RUNNERS["openvino"][1](lowered, feeds)[0], wanted, rtol=0, atol=1e-5)
 
 
 def test_lint_names_node_rule_and_source(tmp_path, capsys):

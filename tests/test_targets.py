@@ -56,6 +56,8 @@ def emitted(model: onnx.ModelProto) -> set[str]:
         ("static_batch = 1", "static_batch is 1; it must be true or false"),
         ('unroll_up_to = "never"', "unroll_up_to is 'never'; it must be a number of steps"),
         ('"\\u001bcolour" = 3', "unknown key '\\x1bcolour'; known keys:"),
+        ('avoid_types = ["FLOAT31"]', "avoid_types is ['FLOAT31']; it must be a list of element types"),
+        ("limits.Elu.explicit = [1]", "limits.Elu.explicit is [1]; it must be a list of names of attributes"),
         ('avoid = ["Matmul"]', "avoid is ['Matmul']; it must be a list of names of ONNX operators"),
         ('takes = "MatMul"', "takes is 'MatMul'; it must be a list of names of ONNX operators"),
         ("rank = 0", "rank is 0; it must be the highest rank"),

@@ -141,6 +141,12 @@ def _attributes(limit: Mapping[str, Sequence[Any]], use: NodeView) -> Iterator[s
             yield f"{name} is {plain}"
 
 
+def _explicit(limit: Sequence[str], use: NodeView) -> Iterator[str]:
+    for name in limit:
+        if use.attribute(name) is None:
+            yield f"this node omits {name}"
+
+
 def _types(limit: Sequence[str], use: NodeView) -> Iterator[str]:
     for info in use.data:
         if info.dtype is not None and info.dtype.name not in limit:
@@ -195,6 +201,7 @@ CHECKS: Mapping[str, tuple[Callable[[Any], str], Check]] = {
     "elements": (lambda limit: f"with parameters of {_range((limit, limit), 'element')}", _elements),
     "values": (lambda limit: f"with {_bounds(limit)}", _values),
     "attributes": (lambda limit: f"with {_allowed(limit)}", _attributes),
+    "explicit": (lambda limit: f"with explicit {_listed(limit, 'attribute', 'attributes')}", _explicit),
     "types": (lambda limit: f"with {_listed(limit, 'element type', 'element types')}", _types),
     "broadcast": (lambda _: "with operands of the same shape", _broadcast),
     "forward": (lambda _: "in the forward direction", _forward),
@@ -208,6 +215,7 @@ class OpConstraints:
     """The nodes that a runtime supports; by default every node.
 
     takes: the supported operators, None for all.  avoid: operators that are not supported.
+    avoid_types: names of element types that are not supported.
     rank: the maximum.  static: whether every size must be known.  opsets: first and last.
     limits: by operator, keys of CHECKS.  sources: the source of a rule, by operator or by the name of another rule.
     saturates: operators that overflow for large operands, with the magnitude from which the result is constant.
@@ -215,6 +223,7 @@ class OpConstraints:
 
     takes: frozenset[str] | None = None
     avoid: frozenset[str] = frozenset()
+    avoid_types: frozenset[str] = frozenset()
     rank: int | None = None
     static: bool = False
     opsets: tuple[int, int] = (1, 99)
@@ -245,6 +254,10 @@ class OpConstraints:
                 "opsets", f"the target supports opsets {first} to {last}, but the model has opset {use.opset}"
             )
         for info in (*use.operands, *use.outputs):
+            if info.dtype is not None and info.dtype.name in self.avoid_types:
+                return self._message(
+                    "avoid_types", f"the target does not support the element type {info.dtype.name} of this node"
+                )
             if self.rank is not None and info.shape is not None and len(info.shape) > self.rank:
                 high = f"an input or output has rank {len(info.shape)}"
                 return self._message("rank", f"the target supports tensors of rank {self.rank} or lower, but {high}")

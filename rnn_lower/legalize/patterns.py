@@ -184,6 +184,14 @@ def _is_finite(operand: Operand, is_own: bool) -> bool:
     return True
 
 
+def _explicit_value(b: PatternBuilder, call: Call) -> Results:
+    """Write the default value of ConstantOfShape, 0 of float32, which some runtimes do not know."""
+    if "value" in call.parameters:
+        return None
+    zero = ir.tensor(np.zeros(1, np.float32))
+    return [b.op("ConstantOfShape", call.x, name=call.name, value=zero)]
+
+
 def _cast_by_where(b: PatternBuilder, call: Call) -> Results:
     """Replace Cast of booleans to numbers with Where."""
     if b.info(call.x).dtype != ir.DataType.BOOL or call.parameters["to"] != int(b.dtype):
@@ -336,6 +344,7 @@ _BY_OPERATOR: dict[str, tuple[Pattern, ...]] = {
     "Cast": (_cast_by_where, _cast_of_less),
     "Clip": (_clip_by_min_max, _clip_in_rank_four, _clip_by_relu, _clip_by_reciprocal),
     "Concat": (data_movement.concat_of_one, *_OF_CONCATS, data_movement.in_block, _AS_CHANNELS),
+    "ConstantOfShape": (_explicit_value,),
     "Div": (_div_by_reciprocal,),
     "Gather": (data_movement.gather_by_slices,),
     "Gemm": (_gemm_by_matmul,),

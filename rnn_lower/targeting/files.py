@@ -116,6 +116,7 @@ def _measured(value: Any) -> dict[str, Measured] | None:
 
 
 _FLAG = Key(lambda value: isinstance(value, bool), "true or false")
+_TYPE = _one_of(*onnx.TensorProto.DataType.keys())
 _OPERATORS = Key(_list_of(_is_operator), "a list of names of ONNX operators", frozenset)
 
 LIMITS: dict[str, Key] = {
@@ -131,7 +132,8 @@ LIMITS: dict[str, Key] = {
         _table_of(_is_pair), "a table with a range of values for each parameter, such as { min = [-inf, 0] }"
     ),
     "attributes": Key(_table_of(_list_of(lambda _: True)), "a table with a list of allowed values for each attribute"),
-    "types": Key(_list_of(_one_of(*onnx.TensorProto.DataType.keys()), 1), 'a list of element types, such as ["FLOAT"]'),
+    "explicit": Key(_list_of(_is_text), 'a list of names of attributes, such as ["value"]'),
+    "types": Key(_list_of(_TYPE, 1), 'a list of element types, such as ["FLOAT"]'),
     "broadcast": _FLAG,
     "forward": _FLAG,
     "states": Key(_one_of("computed"), '"computed"'),
@@ -139,7 +141,7 @@ LIMITS: dict[str, Key] = {
 """The keys of `limits.OPERATOR`."""
 assert LIMITS.keys() == CHECKS.keys()
 
-NAMED = ("opsets", "rank", "static", "single_batch", "forms")
+NAMED = ("opsets", "rank", "static", "single_batch", "avoid_types", "forms")
 """The keys of `sources` that are not operators."""
 
 KEYS: dict[str, Key] = {
@@ -173,6 +175,7 @@ KEYS: dict[str, Key] = {
     "single_batch": _FLAG,
     "takes": _OPERATORS,
     "avoid": _OPERATORS,
+    "avoid_types": Key(_list_of(_TYPE), 'a list of element types, such as ["DOUBLE"]', frozenset),
     "fused": Key(
         lambda value: value == NOT_MEASURED or _are_features(value),
         (

@@ -112,6 +112,8 @@ class Target:
             yield "supported operators", ", ".join(sorted(self.constraints.takes))
         if self.constraints.avoid:
             yield "avoided operators", ", ".join(sorted(self.constraints.avoid))
+        if self.constraints.avoid_types:
+            yield "avoided element types", ", ".join(sorted(self.constraints.avoid_types))
         if not self.scan_captures:
             yield "Scan", "a body must not read values that are computed outside it"
         if self.empty:
@@ -180,6 +182,9 @@ class Target:
         if node.dtype == ir.DataType.BFLOAT16 and opset < FIRST_BFLOAT16:
             what = f"bfloat16 needs opset {FIRST_BFLOAT16} or newer, but the model has opset {opset}"
             requirements.append(Requirement(what, opsets=(FIRST_BFLOAT16, last)))
+        if node.dtype.name in self.constraints.avoid_types:
+            what = f"{text} does not support the element type {node.dtype.name} of this node"
+            requirements.append(Requirement(what, export="with another element type"))
         if form == "scan" and not exists("Scan", opset):
             since = first_opset("Scan")
             what = f"form scan needs opset {since} or newer, but the model has opset {opset}"
