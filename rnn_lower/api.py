@@ -61,7 +61,8 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
     dims: sizes for free dimensions of the inputs, e.g. {"batch": 4, "x[1]": 100}, or for all axes of an input, e.g.
         {"x": (4, 100, 16)}. They are fixed before lowering.
     fold: first fold the constants of the whole model (with onnxscript), and inline functions that depend on the call
-        site (with onnx_ir). This is automatic if the target needs static sizes and the model computes sizes.
+        site (with onnx_ir). This is automatic if the target needs static sizes and the model computes sizes, and if no
+        test shows that the target runs calls of such functions.
     keep_native: keep the nodes that, in tests, the target computed correctly, and at least as fast as lowered nodes.
     as_function: replace each lowered node with a call of a model-local function that has its weights as inputs. Nodes
         with the same sizes and attributes call the same function. The IR version of an older model becomes 8.

@@ -20,7 +20,7 @@ from strategies import random_case
 import rnn_lower
 from rnn_lower import RnnLowerError, cli
 from rnn_lower.options import OP_TYPES
-from rnn_lower.targeting import TARGETS, find_target, native_support
+from rnn_lower.targeting import TARGETS, find_target, lint, native_support
 
 MEASURED = json.loads((ROOT / "docs" / "runtimes.json").read_text(encoding="utf-8"))
 
@@ -422,11 +422,35 @@ def test_what_lower_wrote_for_a_target_passes(target, tmp_path, capsys):
     assert all(one["lowering_mends"] for one in told["findings"])
 
 
-@pytest.mark.parametrize(("target", "runs"), [("tract", False), ("onnxruntime", True)])
-def test_calls_of_functions_are_named_where_no_test_ran_one(target, runs):
-    model, _ = build(Case("GRU", 17, place="function"))
-    report = rnn_lower.lint(rnn_lower.lower(model, target=target), target)
-    assert [finding.mend for finding in report.findings] == (
-        [] if runs else ["--fold inlines the functions that contain recurrent nodes"]
-    )
-    assert rnn_lower.lint(rnn_lower.lower(model, target=target, fold=True), target).ok
+@pytest.mark.parametrize("target", ["tract", "openvino", "opencv", "tidl", "onnxruntime", "onnx-reference", None])
+def test_functions_with_recurrent_nodes_are_inlined_where_no_test_ran_a_call(target, caplog):
+    model, feeds = build(Case("GRU", 17, N=1, place="function", outputs=("Y",)))
+    runs = target is None or TARGETS[target].functions
+    with caplog.at_level("WARNING", "rnn_lower"):
+        lowered = rnn_lower.lower(model, target=target)
+    assert ("inlined functions" in caplog.text) == (not runs)
+    assert bool(lowered.functions) == runs
+    assert rnn_lower.prove(model, lowered).ok
+    if target is None:
+        return
+    (finding,) = [one for one in rnn_lower.lint(model, target).findings if one.op not in OP_TYPES] or [None]
+    assert (finding is None) == runs
+    assert finding is None or (finding.mend, finding.lowering_mends) == (lint.INLINED, True)
+    assert rnn_lower.lint(lowered, target).ok
+    if target in RUNNERS and not missing(target):
+        (wanted,) = run_onnxruntime(model, feeds)
+        np.testing.assert_allclose(RUNNERS[target][1](lowered, feeds)[0], wanted, rtol=0, atol=1e-5)
+
+
+def test_calls_of_other_functions_are_named_where_no_test_ran_one(caplog):
+    model = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["": 17, "own": 1]>
+        g (float[2,3] X) => (float[2,3] Y) { Y = own.Twice (X) }
+        <domain: "own", opset_import: ["": 17]> Twice (x) => (y) { y = Add (x, x) }
+    """)
+    with caplog.at_level("WARNING", "rnn_lower"):
+        lowered = rnn_lower.lower(model, target="tract")
+    assert "does not support 1 remaining node: 1 Twice" in caplog.text
+    (finding,) = rnn_lower.lint(lowered, "tract").findings
+    assert finding.mend == "onnx.inliner.inline_local_functions inlines it"
+    assert rnn_lower.lint(onnx.inliner.inline_local_functions(model), "tract").ok

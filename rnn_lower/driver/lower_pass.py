@@ -173,29 +173,38 @@ def _would_lose(proto: onnx.ModelProto) -> str:
 def _folds_and_unrolls(model: ir.Model, options: Options) -> tuple[bool, bool]:
     """Whether to fold constants, and whether to unroll loops of the original model: on request or for the target.
 
-    The target may need to know sizes that the model computes, or have no loops.
+    The target may need to know sizes that the model computes, or have no function calls, or no loops.
     """
     target = find_target(options.target)
-    needs_sizes = target.constraints.static and (
-        any(node.op_type == "Shape" for node, _ in nodes(model))
-        or any(isinstance(scope.root, ir.Function) for _, scope in recurrent_nodes(model, options.op_types))
-    )
+    needs_sizes = target.constraints.static and any(node.op_type == "Shape" for node, _ in nodes(model))
     lacks_loops = options.target is not None and not {"scan", "loop"} & {*target.forms}
-    return options.fold or needs_sizes, (options.loops or lacks_loops) and any(loops(model))
+    return options.fold or needs_sizes or _lacks_calls(model, options), (options.loops or lacks_loops) and any(
+        loops(model)
+    )
+
+
+def _lacks_calls(model: ir.Model, options: Options) -> bool:
+    """Whether functions contain recurrent nodes, but the target needs sizes, which calls hide, or runs no calls."""
+    target = find_target(options.target)
+    lacks = target.constraints.static or (options.target is not None and not target.functions)
+    return lacks and any(isinstance(scope.root, ir.Function) for _, scope in recurrent_nodes(model, options.op_types))
 
 
 def _change_all(model: ir.Model, options: Options, keep_loops: bool = False) -> tuple[bool, list[str]]:
     """Fold constants and unroll loops; returns whether the model changed, and why loops stay."""
     folded, unrolls = _folds_and_unrolls(model, options)
-    if folded:
-        inline_recurrent(model)
-        fold(model)
     notes = list[str]()
-    if folded and not options.fold:
+    if folded and not options.fold and _lacks_calls(model, options):
+        why = f"no test shows that target {options.target} runs calls of functions"
+        notes.append(f"inlined functions and folded constants, because {why}")
+    elif folded and not options.fold:
         notes.append(
             f"folded constants, because target {options.target} needs static sizes, but the model "
             "computes some sizes at run time"
         )
+    if folded:
+        inline_recurrent(model)
+        fold(model)
     if not unrolls:
         return True, notes
     with_loops = {scope.root.identifier() for _, scope in loops(model) if isinstance(scope.root, ir.Function)}

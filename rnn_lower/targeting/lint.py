@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import NODE_MARK, Scope, recurrent_nodes, scopes
+from rnn_lower.ir.walk import Scope, recurrent_nodes, scopes
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.legalizer import can_legalize
 from rnn_lower.lowering.node import RecurrentNode, display_name, read_node
@@ -61,6 +61,7 @@ class LintReport:
 
 
 LEGALIZES = "--legalize-all replaces this node"
+INLINED = "lowering inlines the functions that contain recurrent nodes"
 
 Lower = Callable[[RecurrentNode], object]
 """Lowers a copy of a recurrent node. Raises RnnLowerError if the node cannot be lowered."""
@@ -125,9 +126,9 @@ def _plain(
             if not target.functions:
                 why = f"no test shows that {target.name} runs calls of a model's functions"
                 inside = model.functions[node.op_identifier()]
-                is_inlined = any(inner in others or NODE_MARK in inner.metadata_props for inner in inside)
-                inlines = "--fold inlines the functions that contain recurrent nodes" if is_inlined else ""
-                yield Finding(display_name(node), node.op_type, scope.path, why, inlines)
+                is_inlined = any(inner in others for inner in inside)
+                mend = INLINED if is_inlined else "onnx.inliner.inline_local_functions inlines it"
+                yield Finding(display_name(node), node.op_type, scope.path, why, mend, is_inlined)
             continue
         rule: str | None
         if node.domain not in DEFAULT_DOMAINS:
