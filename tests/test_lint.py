@@ -399,6 +399,28 @@ def test_a_loop_whose_steps_are_counted_is_unrolled(target):
     assert rnn_lower.prove(model, lowered).ok
 
 
+@pytest.mark.parametrize("target", ["tract", "openvino", "opencv", "onnxruntime", None])
+@pytest.mark.parametrize("name", ["W", "R"])
+def test_nodes_that_read_a_sparse_initializer_are_named(name, target, caplog):
+    model, feeds = build(Case("GRU", 17, N=2, optional=("B",), outputs=("Y",)))
+    (dense,) = [tensor for tensor in model.graph.initializer if tensor.name == name]
+    model.graph.initializer.remove(dense)
+    numbers = numpy_helper.to_array(dense)
+    values = numpy_helper.from_array(numbers.ravel(), name)
+    places = numpy_helper.from_array(np.arange(numbers.size))
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, numbers.shape))
+    with caplog.at_level("WARNING", "rnn_lower"):
+        lowered = rnn_lower.lower(model, target=target)
+    (wanted,), (actual,) = run_onnxruntime(model, feeds), run_onnxruntime(lowered, feeds)
+    np.testing.assert_allclose(actual, wanted, rtol=0, atol=1e-5)
+    lacks = target is not None and not TARGETS[target].sparse
+    assert ("does not support 1 remaining node" in caplog.text) == lacks
+    if target is not None:
+        for each in (model, lowered):
+            rules = [one.rule for one in rnn_lower.lint(each, target).findings]
+            assert any("runs sparse initializers, of which this node reads one" in rule for rule in rules) == lacks
+
+
 def test_nothing_is_said_without_a_target(caplog):
     with caplog.at_level("WARNING", "rnn_lower"):
         rnn_lower.lower(counting(helper.make_tensor("", onnx.TensorProto.INT64, [], [4])))

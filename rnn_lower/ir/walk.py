@@ -196,6 +196,9 @@ def plain_imports(imports: Mapping[str, int]) -> dict[str, int]:
 NODE_MARK = "rnn_lower.node"
 """The metadata key of an emitted node; the value names the recurrent node that it partly replaces."""
 
+SPARSE = "rnn_lower.sparse"
+"""The key, in `meta`, of the value of a sparse initializer, whose content onnx_ir does not represent."""
+
 
 def is_emitted(node: onnx.NodeProto) -> bool:
     """Whether lowering has emitted a node."""

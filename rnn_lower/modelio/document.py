@@ -19,7 +19,7 @@ from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError, 
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.uncollected import uncollected
-from rnn_lower.ir.walk import default_opset, owner_of, roots, subgraphs, with_bodies
+from rnn_lower.ir.walk import SPARSE, default_opset, owner_of, roots, subgraphs, with_bodies
 from rnn_lower.modelio import validate
 from rnn_lower.options import Dims
 from rnn_lower.shapes.fixed_dims import fix_dims, fix_proto_dims
@@ -181,7 +181,8 @@ class Document:
             for tensor in proto.initializer:  # None means known only at run time: its folder is unknown
                 graph.initializers[tensor.name].const_value = protobuf.as_ir(tensor, self.folder)
             for sparse in proto.sparse_initializer:
-                graph.initializers[sparse.values.name].const_value = None
+                value = graph.initializers[sparse.values.name]
+                value.const_value, value.meta[SPARSE] = None, True
         self._pairs.append((graph, proto))  # bodies before their graphs
 
     def message(self, node: ir.Node) -> onnx.NodeProto:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import Scope, recurrent_nodes, scopes
+from rnn_lower.ir.walk import SPARSE, Scope, recurrent_nodes, scopes
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.legalizer import can_legalize
 from rnn_lower.lowering.node import RecurrentNode, display_name, read_node
@@ -120,6 +120,9 @@ def _plain(
     """The findings for the nodes of a graph but these others."""
     checker = ConstraintChecker(target.constraints, scope.opset, declared_by(shape_info))
     for node in scope.graph:
+        if not target.sparse and any(value is not None and SPARSE in value.meta for value in node.inputs):
+            why = f"no test shows that {target.name} runs sparse initializers, of which this node reads one"
+            yield Finding(display_name(node), node.op_type, scope.path, why, "store it as a dense tensor")
         if node in others:
             continue
         if node.op_identifier() in model.functions:  # whose nodes are looked at, too

@@ -43,6 +43,7 @@ class Target:
     faster_lowered: for each recurrent operator, the batch size from which lowering it was measured to be faster.
     empty: whether it was shown to run tensors without elements, and a Loop without trips.
     functions: whether it was shown to run calls of a model's functions.
+    sparse: whether it was shown to run sparse initializers.
     path: the path of its file.
     slow: the number of unrolled steps above which loading is slow, and the measured seconds for an LSTM at T = 400.
     """
@@ -64,6 +65,7 @@ class Target:
     faster_lowered: Mapping[str, int] = dataclasses.field(default_factory=dict)
     empty: bool = False
     functions: bool = False
+    sparse: bool = False
     path: Path = Path()
 
     @property
