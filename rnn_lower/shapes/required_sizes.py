@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.walk import nodes
+from rnn_lower.ir.walk import constant
 from rnn_lower.lowering.node import Dim
 from rnn_lower.shapes.expressions import names_in, solution
 from rnn_lower.shapes.shape_info import ShapeInfo, symbol
@@ -26,7 +28,7 @@ BROADCASTING = ("Add", "Div", "Mul", "Sub")
 
 
 def required_sizes(model: ir.Model) -> dict[str, int]:
-    """The numbers that nodes of a model require of the symbols of its inputs, as far as inference carries these."""
+    """The numbers that nodes of the main graph require of symbols of the inputs, as far as inference carries these."""
     outline = outline_of(model)
     for value, info in zip(model.graph.inputs, outline.graph.input, strict=True):
         for axis, dim in enumerate(info.type.tensor_type.shape.dim):
@@ -34,7 +36,7 @@ def required_sizes(model: ir.Model) -> dict[str, int]:
                 dim.dim_param = name
     named = ir.from_proto(outline)
     shape_info, required = ShapeInfo(named, outline), dict[str, int]()
-    for node, _ in nodes(named):
+    for node in named.graph:  # not in bodies, because a branch may be for other sizes
         shapes = [None if value is None else shape_info.shape(value) for value in node.inputs]
         for pair in _equal(node, shapes):
             names = [size for size in pair if isinstance(size, str)]
@@ -56,8 +58,18 @@ def _equal(node: ir.Node, shapes: Sequence[tuple[Dim, ...] | None]) -> Iterator[
         yield size(0, 1), channels * node.attributes.get_int("group", 1) if isinstance(channels, int) else None
     elif node.op_type == "Gemm":
         yield size(0, 1 - node.attributes.get_int("transA", 0)), size(1, node.attributes.get_int("transB", 0))
+    elif node.op_type == "Reshape" and len(node.inputs) > 1:
+        yield from _reshaped(shapes[0], constant(node.inputs[1]))
     elif node.op_type in BROADCASTING:
         pairs = ((size(0, -k), size(1, -k)) for k in range(1, 1 + max(len(shape or ()) for shape in shapes)))
         yield from (pair for pair in pairs if 1 not in pair)
     for operand, axis, other, its_axis in EQUAL.get(node.op_type, ()):
         yield size(operand, axis), size(other, its_axis)
+
+
+def _reshaped(shape: tuple[Dim, ...] | None, target: np.ndarray | None) -> Iterator[tuple[Dim, Dim]]:
+    """The only free size of what a Reshape to constant sizes reads, and its number."""
+    free = [size for size in shape or () if not isinstance(size, int)]
+    others = math.prod(size for size in shape or () if isinstance(size, int))
+    if len(free) == 1 and others and target is not None and (target > 0).all():
+        yield free[0], math.prod(target.tolist()) // others

@@ -115,6 +115,7 @@ FEATURES = 162  # a size that no guess finds
 
 REQUIRING = {
     "MatMul": ([], ["features", "matrix"]), "Add": ([], ["features", "row"]),
+    "Reshape": ([], ["features", "sizes"]),
     "Gemm": ([helper.make_node("Squeeze", ["features", "zero"], ["rows"])], ["rows", "turned", "row"]),
     "Conv": ([helper.make_node("Transpose", ["features"], ["channels"], perm=[0, 2, 1])], ["channels", "kernel"]),
     "LSTM": ([helper.make_node("Identity", ["features"], ["x"])], ["x", "W", "R"]),
@@ -131,9 +132,10 @@ def test_sizes_that_weights_require(op, name):
               "W": (1, 4 * H, FEATURES), "R": (1, 4 * H, H)}  # fmt: skip
     weights = [numpy_helper.from_array(np.full(shape, 0.01, np.float32), n) for n, shape in shapes.items()]
     weights.append(numpy_helper.from_array(np.array([0]), "zero"))
+    weights.append(numpy_helper.from_array(np.array([FEATURES, 4]), "sizes"))
     attributes = {"LSTM": {"hidden_size": H}, "Conv": {"group": 2}, "Gemm": {"transB": 1}}.get(op, {})
     output = helper.make_tensor_value_info("y", FLOAT, None)
-    inputs = [helper.make_tensor_value_info("features", FLOAT, [1, "T", name])]
+    inputs = [helper.make_tensor_value_info("features", FLOAT, [1, 4 if op == "Reshape" else "T", name])]
     graph = helper.make_graph(
         [*before, helper.make_node(op, read, ["y"], **attributes)], "g", inputs, [output], weights
     )  # fmt: skip
