@@ -52,6 +52,9 @@ def lower_node(node: RecurrentNode, b: GraphBuilder, form: str, fuse_directions:
         return own_values(b, {name: _zeros(node, name) for name in node.outputs})
     x, extent = read_sequence(b, node)
     masking = read_masking(b, node, extent, form)
+    if form == "unroll" and not node.declares_x and node.static_batch is not None:
+        # without loops, whose states have this batch size, runtimes would not know it from here on
+        x = b.reshape(x, [node.static_length or 0, node.static_batch, node.known_shape("X")[2] or 0], "X_sized")
     recurrences = [_direction(b, node, form, x, extent, masking, k) for k in range(node.num_directions)]
     if fuse_directions and masking is None and can_fuse(node, b.opset):
         cells = [_cell(b, node, k) for k in range(2)]

@@ -82,6 +82,7 @@ class RecurrentNode:
     hidden_size], Y [seq_length, num_directions, batch_size, hidden_size].
 
     seq_length, batch_size, input_size: an int if static, the name of a symbolic size, or None if nothing is known.
+    declares_x: whether they are known from X itself, and not only from a state or a weight.
     activations: one tuple (f, g, h) per direction.  clip: None if disabled.  dtype: the element type of X.
     path: the location of the node, e.g. "main graph/then_branch of If 'x'".  notes: remarks for the user.
     """
@@ -97,6 +98,7 @@ class RecurrentNode:
     input_size: Dim
     seq_length: Dim
     batch_size: Dim
+    declares_x: bool
     dtype: ir.DataType
     activations: tuple[tuple[Activation, ...], ...]
     clip: float | None
@@ -222,6 +224,7 @@ def _read(node: ir.Node, opset: int, path: str, shape_info: ShapeInfo) -> Recurr
         input_size=sizes["input_size"],
         seq_length=sizes["seq_length"],
         batch_size=sizes["batch_size"],
+        declares_x=all(isinstance(size, int) for size in shape_info.shape(inputs["X"]) or (None,)),
     )
 
 
