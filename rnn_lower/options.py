@@ -59,7 +59,8 @@ class Options:
         False,
         (
             "before lowering, fold the constants of the whole model and inline the functions that contain recurrent "
-            "nodes; automatic if the target needs static sizes, but the model computes some sizes at run time"
+            "nodes; automatic if the target needs static sizes, but the model computes some sizes at run time, and if "
+            "no test shows that the target runs calls of these functions"
         ),
     )
     keep_native: bool = _option(
