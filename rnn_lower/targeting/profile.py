@@ -31,7 +31,7 @@ class Target:
     """How to lower for one runtime, as described in its target file.
 
     constraints: which nodes the runtime supports.  tune: rewrites of `tune.REWRITES` that were measured to save time on
-    it.
+    it, or without which it fails.
     status: "measured" on the runtime, or only "documented".  source: where the contents of the file come from.
     forms: the forms that it runs correctly; the first one is for long or unknown sequences.
     unroll_up_to: form auto unrolls a known length up to this one, if "unroll" is among the forms.

@@ -1,6 +1,6 @@
-"""Rewrites of the canonical graph that were measured to save time on a runtime; the runtime's target file lists them.
+"""Rewrites of the canonical graph that save time on a runtime, or without which it fails; its target file lists them.
 
-A rewrite matches Scan, If and elementwise nodes; it is independent of gates, directions and cells.
+A rewrite matches Scan, If, Transpose and elementwise nodes; it is independent of gates, directions and cells.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from rnn_lower.builder.graph_builder import GraphBuilder
 from rnn_lower.tune.batched_directions import batch_directions
 from rnn_lower.tune.empty_scan import guard_empty_scan
 from rnn_lower.tune.scan_step import last_operation_outside, name_batch, product_per_activation, weights_in_body
+from rnn_lower.tune.transposed_weights import transpose_before_squeeze
 
 Rewrite: TypeAlias = Callable[[GraphBuilder, Sequence[ir.Node]], dict[ir.Value, ir.Value]]
 """Rewrites the nodes of a builder; returns the new value for each replaced value."""
@@ -24,6 +25,7 @@ REWRITES: Mapping[str, Rewrite | None] = {
     "last_operation_outside": last_operation_outside,
     "name_batch": name_batch,
     "guard_empty_scan": guard_empty_scan,
+    "transpose_before_squeeze": transpose_before_squeeze,
     "weights_in_body": None,
 }
 """The rewrites by name, in the order of application. The last one needs all nodes of a model (`weights_in_body`)."""

@@ -1,4 +1,4 @@
-"""Rewrites for onnxruntime: the same numbers, fewer kernels per step, nothing for other targets."""
+"""Rewrites for onnxruntime, the same numbers with fewer kernels per step, and for OpenVINO; nothing for other targets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import onnx
 import pytest
 from judge import agrees, close, every_node, expected, run_onnxruntime
 from onenode import OPTIONAL, Case, build
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
+from runners import RUNNERS, missing
 
 import rnn_lower
 from rnn_lower.targeting import TARGETS
@@ -48,6 +49,47 @@ def test_each_alone_and_all_together(rewrite, op, dynamic, tmp_path):
     assert proof.ok, [node.reason for node in proof.nodes]
 
 
+def quantized(case: Case, axis: int | None) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A model that quantizes X and reads W and R from int8, with one scale or one along an axis; X is on the grid."""
+    model, feeds = build(case)
+    graph, scale = model.graph, np.float32(0.02)
+    graph.initializer.extend([numpy_helper.from_array(scale, "X_s"), numpy_helper.from_array(np.uint8(128), "X_z")])
+    nodes = [
+        helper.make_node("QuantizeLinear", ["X", "X_s", "X_z"], ["X_q"]),
+        helper.make_node("DequantizeLinear", ["X_q", "X_s", "X_z"], ["X_d"]),
+    ]
+    for name in ("W", "R"):
+        (tensor,) = [tensor for tensor in graph.initializer if tensor.name == name]
+        graph.initializer.remove(tensor)
+        numbers, rest = numpy_helper.to_array(tensor), {}
+        others = None if axis is None else tuple(k for k in range(3) if k != axis)
+        scales = (np.abs(numbers).max(axis=others, keepdims=axis is not None) / 127).astype(np.float32)
+        whole = np.round(numbers / scales).astype(np.int8)
+        if axis is not None:
+            scales, rest = scales.ravel(), {"axis": axis}
+        graph.initializer.extend(
+            [numpy_helper.from_array(whole, f"{name}_q"), numpy_helper.from_array(scales, f"{name}_s")]
+        )
+        nodes.append(helper.make_node("DequantizeLinear", [f"{name}_q", f"{name}_s"], [name], **rest))
+    for index, node in enumerate(nodes):
+        graph.node.insert(index, node)
+    graph.node[-1].input[0] = "X_d"
+    feeds["X"] = np.clip(np.round(feeds["X"] / scale), -128, 127).astype(np.float32) * scale
+    return model, feeds
+
+
+@pytest.mark.parametrize("form", ["loop", "unroll"])
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+@pytest.mark.parametrize("axis", [None, 0, 1, 2])
+@pytest.mark.parametrize("op", OPTIONAL)
+def test_openvino_runs_dequantized_weights(op, axis, direction, form):
+    model, feeds = quantized(Case(op, 13, direction, N=2, I=5, H=6, optional=("B",), outputs=("Y",)), axis)
+    lowered = rnn_lower.lower(model, target="openvino", form=form)
+    assert rnn_lower.prove(model, lowered).ok
+    if not missing("openvino"):
+        close(RUNNERS["openvino"][1](lowered, feeds), run_onnxruntime(model, feeds))
+
+
 def test_the_rewrites_do_what_they_are_named_after(tmp_path):
     model, _ = build(Case("LSTM", 17, dynamic=True, optional=("B",)))
     plain = rnn_lower.lower(model, form="scan", target=with_rewrites(tmp_path / "a.toml", []))
@@ -75,6 +117,7 @@ def test_no_steps_under_the_guard(op):
 def test_only_targets_that_ask_get_them():
     assert {name for name, target in TARGETS.items() if target.tune} == {
         "onnxruntime", "onnxruntime@1.17", "onnxruntime@1.20", "onnxruntime-web", "onnxruntime-webgpu",
+        "openvino",
     }  # fmt: skip
 
 
