@@ -87,9 +87,8 @@ class _Plan:
 class Samples:
     """Sets of inputs for a model.
 
-    fixed: sizes by input and axis.  symbols: the names of the others.  nodes: the model's recurrent nodes, or None to
-    read them.  named: inputs of the other model, whose symbols may tie further sizes: a loop may broadcast a batch size
-    that is fixed for a node.
+    fixed: sizes by input and axis.  nodes: the model's recurrent nodes, or None to read them.  named: inputs of the
+    other model, whose symbols may tie further sizes: a loop may broadcast a batch size that is fixed for a node.
     """
 
     def __init__(
@@ -99,8 +98,10 @@ class Samples:
         self.seed, self.inputs, self.fixed = seed, required_inputs(model), fixed
         nodes = read_nodes(model) if nodes is None else nodes
         self.ties, self.defaults, self.ranges = _ties(nodes), _defaults(model), ranges(model, model.graph.inputs)
-        for name, size in required_sizes(model).items():
-            self.ties.tie(name, size)
+        self.required = required_sizes(model)
+        for name, sizes in self.required.items():
+            if len(sizes) == 1:
+                self.ties.tie(name, sizes[0])
         self.ranks = {str(v.name): rank for v in self.inputs if (rank := _rank(v, nodes, fixed)) is not None}
         inputs = {str(value.name): value for value in self.inputs}
         for value in named:
@@ -119,8 +120,9 @@ class Samples:
         self.states = {str(value.name) for state in initial for value in _sources(state, DATA_MOVEMENT)}
         times = (limit for limit in (*self.limits.values(), *map(_time, nodes)))
         self.times = {self.ties.find(limit) for limit in times if not isinstance(limit, int)}
-        axes = [(value, axis) for value in self.inputs for axis in range(len(value.shape or ()))]
-        self.symbols = {str(symbol(value, axis)) for value, axis in axes}
+        found = [symbol(value, axis) for value in self.inputs for axis in range(len(value.shape or ()))]
+        names = {name for name in found if isinstance(name, str)}
+        self.expressions = {name: parts for name in names if (parts := names_in(name)) and parts <= names}
         self.grown = self._grown_axes()
         self._accepted_sizes: dict[Symbol, int] = {}
 
@@ -129,7 +131,8 @@ class Samples:
         last = dict[str, int]()
         for value in self.inputs:
             for axis in range(self.ranks.get(str(value.name), 0)):
-                if value.name not in self.states and not isinstance(self.ties.find(symbol(value, axis)), int):
+                name = self.ties.find(symbol(value, axis))
+                if value.name not in self.states and not isinstance(name, int) and name not in self.expressions:
                     last[str(value.name)] = axis
         ends = {name: axis for name, axis in last.items() if axis == self.ranks[name] - 1}
         return ends or {name: axis for name, axis in last.items() if axis}
@@ -174,11 +177,12 @@ class _Draw:
         symbol = self.samples.ties.find(name)
         if isinstance(symbol, int):
             return symbol
-        parts = names_in(symbol)
-        if symbol not in self.sizes and parts and parts <= self.samples.symbols:
-            self.sizes[symbol] = evaluated(symbol, {each: self.size(each) for each in parts}) or 0
+        parts = self.samples.expressions.get(symbol, ())
+        if symbol not in self.sizes and parts:
+            number = evaluated(symbol, {each: self.size(each) for each in parts})
+            self.sizes |= {} if number is None else {symbol: number}
         if symbol not in self.sizes:
-            drawn = int(self.rng.choice(SIZES[: 6 + min(self.index, 4)]))
+            drawn = int(self.rng.choice(self.samples.required.get(symbol, SIZES[: 6 + min(self.index, 4)])))
             length = LENGTHS[self.index % len(LENGTHS)] if symbol in self.samples.times else drawn
             if self.plan.last is not None:
                 length = self.plan.last if is_last else 1

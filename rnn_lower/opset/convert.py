@@ -7,7 +7,7 @@ graph, and no weights pass through the converter.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -262,7 +262,9 @@ def _alone(node: ir.Node, current: int, opset: int, shape_info: ShapeInfo) -> tu
             inputs[value.name] = _value_info(value, shape_info)
     outputs = [_value_info(value, shape_info) for value in node.outputs if value.name]
     stepped = stepped_down(node, ir.serde.serialize_node(node), current, opset, shape_info)
-    at = _with_broadcasting(stepped.proto, stepped.opset, opset)
+    shapes = [None if value is None else shape_info.shape(value) for value in node.inputs]
+    ranks = [None if shape is None else len(shape) for shape in shapes]
+    at = _with_broadcasting(stepped.proto, stepped.opset, opset, ranks)
     proto = _without_idle(stepped.proto, at, opset)
     inputs = {name: info for name, info in inputs.items() if name in proto.input}
     initializers = {name: tensor for name, tensor in initializers.items() if name in proto.input}
@@ -273,16 +275,19 @@ def _alone(node: ir.Node, current: int, opset: int, shape_info: ShapeInfo) -> tu
     return onnx.helper.make_model(graph, opset_imports=imports, ir_version=10), at
 
 
-def _with_broadcasting(proto: onnx.NodeProto, current: int, opset: int) -> int:
-    """The opset of the node with today's broadcasting, of which an older node without an axis is a special case.
+def _with_broadcasting(proto: onnx.NodeProto, current: int, opset: int, ranks: Sequence[int | None]) -> int:
+    """The opset of the node with today's broadcasting, of which an older node that aligns the last axes is a case.
 
-    onnx's converter would need its shapes.
+    onnx's converter would need its shapes. proto: loses the attributes of the older operator.  ranks: of its inputs.
     """
     schema = schema_of(proto.op_type, current)
     is_old = current < FIRST_TODAY <= opset and schema is not None and "broadcast" in schema.attributes
-    if not is_old or any(attribute.name == "axis" for attribute in proto.attribute):
+    axis = next((attribute.i for attribute in proto.attribute if attribute.name == "axis"), None)
+    first, second = [*ranks, None, None][:2]
+    is_last = axis is None or (first is not None and second is not None and axis in (first - second, -second))
+    if not is_old or not is_last:
         return current
-    protobuf.remove_if(proto.attribute, lambda attribute: attribute.name in ("broadcast", "consumed_inputs"))
+    protobuf.remove_if(proto.attribute, lambda attribute: attribute.name in ("axis", "broadcast", "consumed_inputs"))
     return FIRST_TODAY
 
 

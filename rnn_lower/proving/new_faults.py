@@ -24,8 +24,8 @@ LOCATION = "location"
 INLINED = "_inlfunc_"
 """How the names begin that onnxruntime gives when it inlines functions."""
 
-IN_MEMORY = "_ORT_MEM_ADDR_"
-"""The mark of data that onnxruntime holds in memory, instead of a file."""
+IN_MEMORY = ("_ORT_MEM_ADDR_", "_ORT_NATIVE_ENDIAN_MEM_ADDR_")
+"""The marks of data that onnxruntime holds in memory, instead of a file."""
 
 FEW = 128
 """From this number of integers on, `lower` may write a tensor to a data file."""
@@ -127,9 +127,8 @@ def _untyped_values(model: onnx.ModelProto) -> set[str]:
     """Values that are declared, but not as tensors with an element type; kept nodes may compute sequences of them."""
     nodes = (node for holder in protobuf.holders(model) for node in holder.node if not is_emitted(node))
     kept = {name for node in nodes for name in node.output}
-    declared = [info for info in _declarations(model) if info.HasField("type")]
-    typed = {info.name for info in declared if info.type.HasField("tensor_type") or info.name in kept}
-    return {info.name for info in declared if info.name not in typed or not _is_typed(info.type)}
+    declared = ((info.name, info.type) for info in _declarations(model) if info.HasField("type"))
+    return {name for name, kind in declared if not (_is_typed(kind) and (kind.HasField("tensor_type") or name in kept))}
 
 
 def _is_typed(proto: onnx.TypeProto) -> bool:
@@ -215,7 +214,8 @@ INFERRED = {
 def _in_memory(model: onnx.ModelProto) -> set[str]:
     """Tensors whose data file has the name by which onnxruntime marks addresses of memory."""
     external = filter(protobuf.is_external, protobuf.tensors(model))
-    return {tensor.name for tensor in external if any(IN_MEMORY in entry.value for entry in tensor.external_data)}
+    entries = ((tensor.name, entry.value) for tensor in external for entry in tensor.external_data)
+    return {name for name, text in entries if any(mark in text for mark in IN_MEMORY)}
 
 
 def _external_sizes(model: onnx.ModelProto) -> set[str]:

@@ -283,10 +283,10 @@ class _Comparison:
     def _trials(self) -> Iterator[Trial]:
         """Yield the inputs to try, in order."""
         model = self.models[0]
-        required = required_sizes(model)
+        required = {name: sizes[0] for name, sizes in required_sizes(model).items()}
         cases, longer = list(small_sizes(model, required)), list(long_sizes(model, required))
         if self.exact and len(cases) > 1:
-            cases += sizes_beyond_all(self.models, cases[0])
+            cases += sizes_beyond_all(self.models, required)
         real = all(value.dtype is None or value.dtype.is_floating_point() for value in model.graph.inputs)
         draws = INTEGER_DRAWS if not real else 2 if self.kept else 1
         for index, sizes in enumerate(cases):
@@ -295,7 +295,7 @@ class _Comparison:
                 yield Trial(index, sizes, draw)
         for sizes in longer if self.hollow or not self._usual_sizes() else ():
             yield from (Trial(len(cases), sizes, draw) for draw in range(max(self.points, draws)))
-        for sizes in sizes_beyond_few(self.models, cases[0]) if self.hollow and not self.exact else ():
+        for sizes in sizes_beyond_few(self.models, required) if self.hollow and not self.exact else ():
             yield Trial(len(cases), sizes, 0)
         for draw in range(LARGE_DRAWS if self.integers else 0):
             yield Trial(0, next(iter(self._usual_sizes()), cases[0]), draw, large=True)
@@ -335,7 +335,10 @@ class _Comparison:
     def _differ(self, trial: Trial) -> str:
         """Return the difference for one trial, or "" if there is none or the original does not run."""
         field = Field(self.seed * 1000 + trial.draw % self.points)
-        inputs, overridden = self._drawn(trial, field)
+        try:
+            inputs, overridden = self._drawn(trial, field)
+        except NotRunError:
+            return ""
         results, symbols, computed = list[list[Array]](), list[set[str]](), list[dict[str, Array]]()
         for document, flow in zip(self.documents, self.flows, strict=True):
             field.symbols.clear()

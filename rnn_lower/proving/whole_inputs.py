@@ -14,7 +14,7 @@ from rnn_lower.ir.walk import Scope, constant, nodes
 from rnn_lower.proving.call import OutOfScopeError
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.model_inputs import required_inputs
-from rnn_lower.proving.whole_evaluator import COMPARE
+from rnn_lower.proving.whole_evaluator import COMPARE, NotRunError
 from rnn_lower.shapes.expressions import evaluated, names_in
 from rnn_lower.shapes.shape_info import symbol
 from rnn_lower.transforms.evaluate import computed_constants
@@ -74,23 +74,24 @@ def compared_numbers(comparisons: Iterable[ir.Node]) -> Iterator[int]:
 def _free(model: ir.Model, required: Mapping[str, int]) -> list[list[str]]:
     """The names of the sizes to choose of each input: neither required nor expressions of others."""
     columns = [[symbol(value, axis) for axis in range(len(value.shape or ()))] for value in model.graph.inputs]
-    names = {name for column in columns for name in column if isinstance(name, str)} - required.keys()
-    chosen = {name for name in names if not names_in(name) or not names_in(name) <= names}
+    names = {name for column in columns for name in column if isinstance(name, str)}
+    chosen = {name for name in names - required.keys() if not names_in(name) or not names_in(name) <= names}
     return [[name for name in column if isinstance(name, str) and name in chosen] for column in columns]
 
 
 def small_sizes(model: ir.Model, required: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Yield small values for the free sizes of the inputs, by name: growing, equal, falling, and with another one.
 
-    required: sizes that the model requires, which stay.
+    required: sizes that the model seems to require, with which the first ones come.
     """
-    free = list(dict.fromkeys(itertools.chain(*_free(model, required))))
-    for size in SIZES if free else SIZES[:1]:
-        yield {**required, **{name: size + index if size else 0 for index, name in enumerate(free)}}
-    for size in SIZES[:1] if len(free) > 1 else ():
-        yield {**required, **dict.fromkeys(free, size)}
-        yield {**required, **{name: size + index for index, name in enumerate(reversed(free))}}
-        yield from ({**required, **dict.fromkeys(free, 2), name: other} for name in free for other in (4, 1))
+    for held in (required, {}) if required else ({},):
+        free = list(dict.fromkeys(itertools.chain(*_free(model, held))))
+        for size in SIZES if free else SIZES[:1]:
+            yield {**held, **{name: size + index if size else 0 for index, name in enumerate(free)}}
+        for size in SIZES[:1] if len(free) > 1 else ():
+            yield {**held, **dict.fromkeys(free, size)}
+            yield {**held, **{name: size + index for index, name in enumerate(reversed(free))}}
+            yield from ({**held, **dict.fromkeys(free, 2), name: other} for name in free for other in (4, 1))
 
 
 def long_sizes(model: ir.Model, required: Mapping[str, int]) -> Iterator[dict[str, int]]:
@@ -125,14 +126,15 @@ def _counted_numbers(models: Sequence[ir.Model]) -> list[int]:
     return sorted(numbers)
 
 
-def sizes_beyond_few(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+def sizes_beyond_few(models: Sequence[ir.Model], required: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Yield sizes beyond a few of the constants that a node compares with or a loop counts to."""
     few = [number for number in _counted_numbers(models) if max(SIZES) < number <= FEW_COUNTED]
-    for number, name in itertools.product(few[-FEW_LIMITS:], sizes):
-        yield {**dict.fromkeys(sizes, 2), name: number + 1}
+    names = list(dict.fromkeys(itertools.chain(*_free(models[0], required))))
+    for number, name in itertools.product(few[-FEW_LIMITS:], names):
+        yield {**required, **dict.fromkeys(names, 2), name: number + 1}
 
 
-def sizes_beyond_all(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+def sizes_beyond_all(models: Sequence[ir.Model], required: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Yield sizes beyond the constants that a node compares with or a loop counts to.
 
     Raises OutOfScopeError if one is too large.
@@ -145,22 +147,26 @@ def sizes_beyond_all(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> It
         )
     near = {number + more for number in numbers if 0 < number <= max(SIZES) for more in (0, 1)}
     beyond = [number + more for number in large[-MOST_LIMITS:] for more in (0, 2)]
-    yield from _new_sizes(models[0], sizes, [*sorted(near), *beyond, ANY_COUNT])
+    yield from _new_sizes(models[0], required, [*sorted(near), *beyond, ANY_COUNT])
 
 
-def _new_sizes(model: ir.Model, names: Iterable[str], numbers: Iterable[int]) -> Iterator[dict[str, int]]:
+def _new_sizes(model: ir.Model, required: Mapping[str, int], numbers: Iterable[int]) -> Iterator[dict[str, int]]:
     """Yield sizes in which one name has a number that the small sizes lack for it, and all others are 2."""
-    tried = list(small_sizes(model, {}))
+    tried, names = list(small_sizes(model, required)), list(dict.fromkeys(itertools.chain(*_free(model, required))))
     for number, name in itertools.product(numbers, names):
         if number not in {sizes[name] for sizes in tried}:
-            yield {**dict.fromkeys(names, 2), name: number}
+            yield {**required, **dict.fromkeys(names, 2), name: number}
 
 
 def _sized(value: ir.Value, sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Return the shape of an input, with its free sizes filled in."""
     symbols = [symbol(value, axis) for axis in range(len(value.shape or ()))]
-    numbers = (name if isinstance(name, int) else sizes.get(name, evaluated(name, sizes)) for name in symbols)
-    return tuple(number or 0 for number in numbers)
+    numbers = [
+        name if isinstance(name, int) else sizes[name] if name in sizes else evaluated(name, sizes) for name in symbols
+    ]
+    if None in numbers:
+        raise NotRunError(f"input '{value.name}' has no shape for these sizes")
+    return tuple(number for number in numbers if number is not None)
 
 
 def large_integers(model: ir.Model, inputs: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:

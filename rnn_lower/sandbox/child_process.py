@@ -18,16 +18,11 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from rnn_lower.errors import RnnLowerError
+from rnn_lower.sandbox import memory
 from rnn_lower.signals import signals_blocked, unblock_signals
-
-try:
-    import resource
-except ImportError:  # on Windows, which cannot fork either
-    resource = None  # type: ignore[assignment]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,9 +33,6 @@ _DIE_WITH_PARENT = 1
 
 STOP = signal.SIGUSR2 if hasattr(signal, "SIGUSR2") else signal.SIGTERM
 """The signal that stops a child; a child may ignore any other signal, for example under nohup."""
-
-LEAST_MEMORY = 4 << 30
-"""The least limit of memory, because runtimes reserve more than they use."""
 
 TIDYING = 200
 """The time, in hundredths of a second, for a stopping child to remove the files that it has written."""
@@ -139,30 +131,11 @@ def _work(work: Callable[[], bytes], reader: int, writer: int) -> None:
     os.close(reader)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a failed assertion prints to stderr before it aborts
     signal.signal(STOP, signal.default_int_handler)
-    with contextlib.suppress(OSError, ValueError):  # not every system has this limit
-        limit_memory(max(LEAST_MEMORY, _available_memory()))
+    memory.limit_to_available()
     unblock_signals(signal.valid_signals())
     with os.fdopen(writer, "wb") as pipe:
         pipe.write(work() + _DONE)
     _flush()
-
-
-def _available_memory() -> int:
-    """The bytes that processes can still get: beyond them, Linux would kill this process or another one."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable")), 0)
-
-
-def limit_memory(size: int) -> None:
-    """Let allocations of more than `size` bytes fail from now on. Raises OSError where there is no such limit."""
-    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    at_most(resource.RLIMIT_AS, in_use + size)
-
-
-def at_most(kind: int, wanted: int) -> None:
-    """Lower a limit of this process. kind: as for `resource.setrlimit`."""
-    most = resource.getrlimit(kind)[1]
-    resource.setrlimit(kind, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
 
 
 def _flush() -> None:

@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.sandbox.child_process import at_most, forked, limit_memory
+from rnn_lower.sandbox.child_process import forked
+from rnn_lower.sandbox.memory import limit_memory, set_soft_limit
 from rnn_lower.signals import signals_blocked
 
 try:
@@ -188,7 +189,7 @@ def _limit(seconds: int, size: int) -> None:
     """Set the limits, counted from now on."""
     with contextlib.suppress(OSError, ValueError):  # not every system has them
         spent = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2])) + 1
-        at_most(resource.RLIMIT_CPU, spent + seconds)
+        set_soft_limit(resource.RLIMIT_CPU, spent + seconds)
         limit_memory(size)
 
 

@@ -6,27 +6,44 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-MOST_TRIED = 4096
-"""The largest value of an expression for which sizes are tried."""
+LONGEST, MOST_TRIED = 256, 4096
+"""The most characters of an expression, and the size below which one is solved."""
 
 
 def names_in(symbol: int | str) -> frozenset[str]:
     """The names in an expression; empty for a name alone. A name such as batch-size may also be read as one."""
-    try:
-        names = ir.SymbolicDim(symbol).free_symbols() if isinstance(symbol, str) else frozenset()
-    except ValueError:  # with spaces, for example
-        return frozenset()
-    return frozenset() if symbol in names else frozenset(names)
+    parsed = _parsed(symbol)
+    return frozenset() if parsed is None else frozenset(parsed.free_symbols())
 
 
 def evaluated(symbol: str, sizes: Mapping[str, int]) -> int | None:
-    """The number of an expression of these sizes, or None if it is none."""
-    names = names_in(symbol)
-    number = ir.SymbolicDim(symbol).evaluate(dict(sizes)) if names and names <= sizes.keys() else None
-    return number if isinstance(number, int) and number >= 0 else None
+    """The number of an expression of these sizes, or None if it is no size."""
+    parsed = _parsed(symbol)
+    return _number(parsed, sizes) if parsed is not None and parsed.free_symbols() <= sizes.keys() else None
 
 
 def solution(symbol: str, name: str, number: int) -> int | None:
     """The least size with this name for which an expression of it alone has this value, or None."""
-    alone = number <= MOST_TRIED and names_in(symbol) == {name}
-    return next((each for each in range(MOST_TRIED if alone else 0) if evaluated(symbol, {name: each}) == number), None)
+    parsed = _parsed(symbol)
+    if parsed is None or parsed.free_symbols() != {name}:
+        return None
+    return next((size for size in range(MOST_TRIED) if _number(parsed, {name: size}) == number), None)
+
+
+def _parsed(symbol: int | str) -> ir.SymbolicDim | None:
+    """The expression, or None for a name alone, and for text that is none or may take long to evaluate."""
+    if not isinstance(symbol, str) or len(symbol) > LONGEST or "**" in symbol:
+        return None
+    try:
+        dim = ir.SymbolicDim(symbol)
+        return None if symbol in dim.free_symbols() or not dim.free_symbols() else dim
+    except (ValueError, ArithmeticError, RecursionError):
+        return None
+
+
+def _number(dim: ir.SymbolicDim, sizes: Mapping[str, int]) -> int | None:
+    try:
+        number = dim.evaluate(dict(sizes))
+    except (ValueError, ArithmeticError, RecursionError):  # such as a division by zero
+        return None
+    return number if isinstance(number, int) and number >= 0 else None

@@ -1,14 +1,15 @@
-"""Sizes of inputs that declarations leave open, but that weights require."""
+"""Sizes of inputs that declarations leave open, but that weights and constant shapes require."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.walk import constant
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS
+from rnn_lower.ir.walk import constant, is_quantized
 from rnn_lower.lowering.node import Dim
 from rnn_lower.shapes.expressions import names_in, solution
 from rnn_lower.shapes.shape_info import ShapeInfo, symbol
@@ -18,35 +19,42 @@ _RECURRENT = ((0, -1, 1, -1), (5, -1, 2, -1), (6, -1, 2, -1))
 
 EQUAL: dict[str, tuple[tuple[int, int, int, int], ...]] = {
     "BatchNormalization": ((0, 1, 1, 0),), "ConvTranspose": ((0, 1, 1, 0),), "DynamicQuantizeLSTM": ((0, -1, 1, 1),),
-    "GRU": _RECURRENT, "InstanceNormalization": ((0, 1, 1, 0),), "LSTM": _RECURRENT,
-    "LayerNormalization": ((0, -1, 1, -1),), "MatMul": ((0, -1, 1, -2),), "MatMulInteger": ((0, -1, 1, -2),),
-    "RNN": _RECURRENT,
+    "GRU": _RECURRENT, "InstanceNormalization": ((0, 1, 1, 0),), "LSTM": _RECURRENT, "MatMul": ((0, -1, 1, -2),),
+    "MatMulInteger": ((0, -1, 1, -2),), "RNN": _RECURRENT,
 }  # fmt: skip
 """Axes of equal size: index of an operand, its axis, and those of another operand."""
 
-BROADCASTING = ("Add", "Div", "Mul", "Sub")
+BROADCASTING = ("Add", "Div", "LayerNormalization", "Mul", "Sub")
+"""Operators whose first two operands have equal sizes, or one has size 1."""
+
+Shapes = Sequence[tuple[Dim, ...] | None]
 
 
-def required_sizes(model: ir.Model) -> dict[str, int]:
-    """The numbers that nodes of the main graph require of symbols of the inputs, as far as inference carries these."""
+def required_sizes(model: ir.Model) -> Mapping[str, tuple[int, ...]]:
+    """By symbol of an input, the sizes that the main graph allows: one, or also 1 if it is broadcast.
+
+    Only what inference tells is known. Bodies do not count, because a branch may be for other sizes.
+    """
     outline = outline_of(model)
     for value, info in zip(model.graph.inputs, outline.graph.input, strict=True):
         for axis, dim in enumerate(info.type.tensor_type.shape.dim):
             if isinstance(name := symbol(value, axis), str):
                 dim.dim_param = name
     named = ir.from_proto(outline)
-    shape_info, required = ShapeInfo(named, outline), dict[str, int]()
-    for node in named.graph:  # not in bodies, because a branch may be for other sizes
-        shapes = [None if value is None else shape_info.shape(value) for value in node.inputs]
-        for pair in _equal(node, shapes):
-            names = [size for size in pair if isinstance(size, str)]
-            numbers = [size for size in pair if isinstance(size, int)]
-            required |= {name: number for name in names for number in numbers if name not in required}
+    shape_info, required, broadcast = ShapeInfo(named, outline), dict[str, int](), dict[str, int]()
+    for node in named.graph:
+        if node.domain in DEFAULT_DOMAINS or is_quantized(node):
+            shapes = [None if value is None else shape_info.shape(value) for value in node.inputs]
+            for found, pairs in ((required, _equal(node, shapes)), (broadcast, _aligned(node, shapes))):
+                for size, number in (each for a, b in pairs for each in ((a, b), (b, a))):
+                    if isinstance(size, str) and isinstance(number, int):
+                        found.setdefault(size, number)
     solved = {part: solution(name, part, number) for name, number in required.items() for part in names_in(name)}
-    return {**{part: number for part, number in solved.items() if number is not None}, **required}
+    required = {**{part: number for part, number in solved.items() if number is not None}, **required}
+    return {**{name: (n, 1) for name, n in broadcast.items() if n > 1}, **{name: (n,) for name, n in required.items()}}
 
 
-def _equal(node: ir.Node, shapes: Sequence[tuple[Dim, ...] | None]) -> Iterator[tuple[Dim, Dim]]:
+def _equal(node: ir.Node, shapes: Shapes) -> Iterator[tuple[Dim, Dim]]:
     """The pairs of sizes that a node requires to be equal."""
 
     def size(operand: int, axis: int) -> Dim:
@@ -60,16 +68,20 @@ def _equal(node: ir.Node, shapes: Sequence[tuple[Dim, ...] | None]) -> Iterator[
         yield size(0, 1 - node.attributes.get_int("transA", 0)), size(1, node.attributes.get_int("transB", 0))
     elif node.op_type == "Reshape" and len(node.inputs) > 1:
         yield from _reshaped(shapes[0], constant(node.inputs[1]))
-    elif node.op_type in BROADCASTING:
-        pairs = ((size(0, -k), size(1, -k)) for k in range(1, 1 + max(len(shape or ()) for shape in shapes)))
-        yield from (pair for pair in pairs if 1 not in pair)
     for operand, axis, other, its_axis in EQUAL.get(node.op_type, ()):
         yield size(operand, axis), size(other, its_axis)
 
 
 def _reshaped(shape: tuple[Dim, ...] | None, target: np.ndarray | None) -> Iterator[tuple[Dim, Dim]]:
-    """The only free size of what a Reshape to constant sizes reads, and its number."""
+    """The only free size of the input of a Reshape to constant sizes, and its number."""
     free = [size for size in shape or () if not isinstance(size, int)]
     others = math.prod(size for size in shape or () if isinstance(size, int))
     if len(free) == 1 and others and target is not None and (target > 0).all():
-        yield free[0], math.prod(target.tolist()) // others
+        count = math.prod(target.tolist())
+        yield from [(free[0], count // others)] if count % others == 0 else []
+
+
+def _aligned(node: ir.Node, shapes: Shapes) -> Iterator[tuple[Dim, Dim]]:
+    """The pairs of sizes that a node requires to be equal unless one is 1."""
+    a, b = [*shapes, None, None][:2] if node.op_type in BROADCASTING else (None, None)
+    return zip((a or ())[::-1], (b or ())[::-1], strict=False)

@@ -124,7 +124,9 @@ def _leave_to_caller(work: GraphEditor, read: RecurrentNode, reason: str) -> Non
             _add_final_output(work, read, letter, initial)
             continue
         if start is not None and start.is_graph_input() and start.is_initializer():
-            raise UnsupportedError(f"{reason}, which has a default; remove its initializer, or use it for all (--set)")
+            raise UnsupportedError(
+                f"{reason}, which has a default; remove its initializer, or make it a constant (--set)"
+            )
         is_read, is_returned = start and inputs_of(model, start), final and outputs_of(model, final)
         if start is None or final is None or not is_read or not is_returned:
             fixed = ", or replace the input with a constant (--set INPUT=VALUE)"

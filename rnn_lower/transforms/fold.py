@@ -222,12 +222,12 @@ def _is_doubtful(node: ir.Node) -> bool:
 
 def _fits(node: ir.Node, x: ir.TensorProtocol) -> bool:
     """Whether onnxruntime, which reduces integers in double, and the evaluator compute the same."""
-    wraps = node.op_type in ("ReduceProd", "ReduceSumSquare")
+    wraps = node.op_type in ("ReduceL2", "ReduceProd", "ReduceSumSquare")
     return not wraps and float(np.abs(x.numpy().astype(np.float64)).sum()) < LARGEST_EXACT
 
 
 def _is_not_finite(node: ir.Node) -> bool:
-    """Whether a node computes from constants alone, of which NaN or infinity, which kernels treat differently."""
+    """Whether all operands are constants and one contains NaN or infinity, which kernels treat differently."""
     tensors = [known_tensor(value) for value in node.inputs if value is not None]
     if None in tensors or node.op_type in (*DATA_MOVEMENT, "Where"):
         return False

@@ -190,3 +190,19 @@ def test_a_report_outlives_a_runtime_that_dies(tmp_path, monkeypatch):
     report = rnn_lower.report(model)
     assert "SIGABRT" in str(report.check)
     assert report.proved == 1
+
+
+def limited(count: int) -> tuple[int, int]:
+    """The size of an array that a child makes, and its limit of memory."""
+    resource = pytest.importorskip("resource")
+    return len(bytearray(count)), resource.getrlimit(resource.RLIMIT_AS)[0]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells the memory that is free")
+def test_an_allocation_of_more_memory_than_there_is_fails(monkeypatch):
+    """Instead of the system, which would kill the child or another process."""
+    with pytest.raises(MemoryError):
+        child_process.run_in_subprocess(limited, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") + (8 << 30))
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (3 << 40, resource.RLIM_INFINITY))
+    assert child_process.run_in_subprocess(limited, 1) == (1, 3 << 40)

@@ -305,16 +305,17 @@ def test_broadcasting_before_opset_8(op, shapes):
 
 @pytest.mark.parametrize("op", ["Add", "Div", "Mul", "Pow", "Sub"])
 @pytest.mark.parametrize("before", [1, 5, 6])
-@pytest.mark.parametrize("shape", [["T", "N", 4], None], ids=["names", "unknown"])
-def test_broadcasting_of_unknown_sizes_before_opset_7(op, before, shape):
-    """Without an axis, the last axes are aligned, as today; onnx's converter needs all sizes."""
+@pytest.mark.parametrize("axis", [None, 2, -1])
+def test_broadcasting_of_unknown_sizes_before_opset_7(op, before, axis):
+    """If the last axes are aligned, it is today's; onnx's converter needs all sizes."""
+    aligned = {} if axis is None else {"axis": axis}
     row = numpy_helper.from_array(np.array([1, 2, 3, 4], np.float32), "row")
     inputs = [helper.make_tensor_value_info("a", TensorProto.FLOAT, ["T", "N", 4])]
     nodes = [
-        helper.make_node("Abs", ["a"], ["b"]), helper.make_node(op, ["b", "row"], ["y"], broadcast=1),
+        helper.make_node("Abs", ["a"], ["b"]), helper.make_node(op, ["b", "row"], ["y"], broadcast=1, **aligned),
         helper.make_node(op, ["y", "b"], ["z"]),
     ]  # fmt: skip
-    graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("z", TensorProto.FLOAT, shape)], [row])
+    graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)], [row])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", before)], ir_version=8)
     lowered = rnn_lower.lower(model, opset=13)
     a = np.random.default_rng(0).uniform(0.5, 1, (3, 2, 4)).astype(np.float32)

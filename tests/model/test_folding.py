@@ -719,7 +719,7 @@ FLOATS = [np.array([1, NAN, 3], np.float32), np.array([0, -INFINITY], np.float32
         ("ArgMin", {"a": FLOATS[0]}), ("ReduceMax", {"a": FLOATS[0]}), ("ReduceMin", {"a": FLOATS[0][::-1]}),
         ("ReduceLogSumExp", {"a": np.array([INFINITY, NAN])}),
         *((f"Reduce{name}", {"a": np.array([big, big, 1])})
-          for name in ("Sum", "Mean", "L1") for big in (1 << 52, 1 << 62)),
+          for name in ("Sum", "Mean", "L1", "L2") for big in (1 << 52, 1 << 62)),
     ],
 )  # fmt: skip
 def test_numbers_that_kernels_compute_differently_are_not_folded(op, operands):

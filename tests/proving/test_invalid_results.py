@@ -343,10 +343,10 @@ def test_a_function_imports_operators_without_the_name_of_their_domain():
     assert not rnn_lower.prove(model, lowered).ok
 
 
-def test_a_file_with_the_name_of_an_address(tmp_path):
+@pytest.mark.parametrize("name", ["*/_ORT_MEM_ADDR_/*", "*/_ORT_NATIVE_ENDIAN_MEM_ADDR_/*"])
+def test_a_file_with_the_name_of_an_address(name, tmp_path):
     """onnxruntime takes it for data in memory."""
     model, lowered = lowered_rnn()
-    name = "*/_ORT_MEM_ADDR_/*"
     (tmp_path / name).parent.mkdir(parents=True)
     onnx.save(lowered, tmp_path / "b.onnx", save_as_external_data=True, location="data", size_threshold=0)
     (tmp_path / "data").rename(tmp_path / name)
