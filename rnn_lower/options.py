@@ -53,7 +53,8 @@ class Options:
     )
     dims: Dims | None = _option(
         None,
-        "first set a symbolic size, or the size of an axis INPUT[AXIS]; accepts several NAME=SIZE pairs",
+        "first set a symbolic size, and those that are expressions of it, or the size of an axis INPUT[AXIS]; accepts "
+        "several NAME=SIZE pairs",
     )
     fold: bool = _option(
         False,

@@ -464,6 +464,23 @@ def test_functions_with_recurrent_nodes_are_inlined_where_no_test_ran_a_call(tar
         np.testing.assert_allclose(RUNNERS[target][1](lowered, feeds)[0], wanted, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("inner", [
+    "h = own.Inner (x, w, r)",
+    "c = Constant <value = bool {1}> () h = If (c) <then_branch = one () => (a) {a = RNN <hidden_size = 3> (x, w, r)},"
+    " else_branch = other () => (b) {b = RNN <hidden_size = 3> (x, w, r)}>",
+])  # fmt: skip
+def test_functions_with_recurrent_nodes_further_inside_are_inlined(inner):
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["": 17, "own": 1]>
+        g (float[2,1,3] X, float[1,3,3] W) => (float[2,1,1,3] Y) {{ Y = own.Outer (X, W, W) }}
+        <domain: "own", opset_import: ["": 17]> Inner (x, w, r) => (y) {{ y = RNN <hidden_size = 3> (x, w, r) }}
+        <domain: "own", opset_import: ["": 17, "own": 1]> Outer (x, w, r) => (h) {{ {inner} }}
+    """)
+    findings = [one for one in rnn_lower.lint(model, "tract").findings if one.op == "Outer"]
+    assert [(one.mend, one.lowering_mends) for one in findings] == [(lint.INLINED, True)]
+    assert not any(node.op_type == "Outer" for node in rnn_lower.lower(model, target="tract").graph.node)
+
+
 def test_calls_of_other_functions_are_named_where_no_test_ran_one(caplog):
     model = onnx.parser.parse_model("""
         <ir_version: 9, opset_import: ["": 17, "own": 1]>

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass, NameFixPass, OutputFixPass
 
 from rnn_lower.errors import RnnLowerError, first_cause, one_line
-from rnn_lower.ir.walk import plain_imports, recurrent_nodes, with_bodies
+from rnn_lower.ir.walk import plain_imports, recurrent_functions, with_callers
 
 
 def inline_recurrent(model: ir.Model) -> None:
@@ -16,8 +16,7 @@ def inline_recurrent(model: ir.Model) -> None:
 
     Raises RnnLowerError for functions that cannot be inlined.
     """
-    roots = (scope.root for _, scope in recurrent_nodes(model))
-    if functions := {root.identifier() for root in roots if isinstance(root, ir.Function)}:
+    if functions := recurrent_functions(model):
         inline_functions(model, functions)
 
 
@@ -26,7 +25,7 @@ def inline_functions(model: ir.Model, chosen: Collection[ir.OperatorIdentifier])
 
     Raises RnnLowerError for functions that cannot be inlined.
     """
-    inlined = _with_callers(model, chosen)
+    inlined = with_callers(model, chosen)
     try:
         _check_imports(model, inlined)
         functions = [model.functions[identifier] for identifier in inlined]
@@ -40,15 +39,6 @@ def inline_functions(model: ir.Model, chosen: Collection[ir.OperatorIdentifier])
         raise RnnLowerError(f"inlining functions failed ({one_line(first_cause(error))}); drop --fold") from None
     for identifier in inlined & model.functions.keys():  # which nobody calls
         del model.functions[identifier]
-
-
-def _with_callers(model: ir.Model, chosen: Collection[ir.OperatorIdentifier]) -> set[ir.OperatorIdentifier]:
-    """These functions and all their callers, because only the outermost call shows which inputs are absent."""
-    reaching = set(chosen)
-    calls = {name: {node.op_identifier() for node in with_bodies(f)} for name, f in model.functions.items()}
-    while callers := {name for name, called in calls.items() if called & reaching} - reaching:
-        reaching |= callers
-    return reaching
 
 
 def _check_imports(model: ir.Model, identifiers: Collection[ir.OperatorIdentifier]) -> None:

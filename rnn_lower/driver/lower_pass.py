@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import onnx
@@ -21,7 +21,7 @@ from rnn_lower.ir import protobuf
 from rnn_lower.ir.replacing import substitute
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, newest_opset
 from rnn_lower.ir.uncollected import uncollected
-from rnn_lower.ir.walk import nodes, output_names, recurrent_nodes, with_bodies
+from rnn_lower.ir.walk import nodes, output_names, recurrent_functions, recurrent_nodes, with_bodies
 from rnn_lower.loops.model import MARK, loops, unroll_loops
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio import validate
@@ -171,37 +171,28 @@ def _would_lose(proto: onnx.ModelProto) -> str:
 
 
 def _folds_and_unrolls(model: ir.Model, options: Options) -> tuple[bool, bool]:
-    """Whether to fold constants, and whether to unroll loops of the original model: on request or for the target.
-
-    The target may need to know sizes that the model computes, or have no function calls, or no loops.
-    """
+    """Whether to fold constants, and whether to unroll loops of the original model: on request or for the target."""
     target = find_target(options.target)
-    needs_sizes = target.constraints.static and any(node.op_type == "Shape" for node, _ in nodes(model))
     lacks_loops = options.target is not None and not {"scan", "loop"} & {*target.forms}
-    return options.fold or needs_sizes or _lacks_calls(model, options), (options.loops or lacks_loops) and any(
-        loops(model)
-    )
+    unrolls = (options.loops or lacks_loops) and any(loops(model))
+    return options.fold or any(_reasons_to_fold(model, options)), unrolls
 
 
-def _lacks_calls(model: ir.Model, options: Options) -> bool:
-    """Whether functions contain recurrent nodes, but the target needs sizes, which calls hide, or runs no calls."""
-    target = find_target(options.target)
-    lacks = target.constraints.static or (options.target is not None and not target.functions)
-    return lacks and any(isinstance(scope.root, ir.Function) for _, scope in recurrent_nodes(model, options.op_types))
+def _reasons_to_fold(model: ir.Model, options: Options) -> Iterator[str]:
+    """What was folded for the target, and why, in words; nothing if the target needs no folding."""
+    target, in_functions = find_target(options.target), recurrent_functions(model, options.op_types)
+    if in_functions and options.target is not None and not target.functions:
+        why = f"no test shows that target {options.target} runs calls of functions"
+        yield f"inlined functions and folded constants, because {why}"
+    elif target.constraints.static and (in_functions or any(node.op_type == "Shape" for node, _ in nodes(model))):
+        why = f"target {options.target} needs static sizes, but the model computes some sizes at run time"
+        yield f"folded constants, because {why}"
 
 
 def _change_all(model: ir.Model, options: Options, keep_loops: bool = False) -> tuple[bool, list[str]]:
     """Fold constants and unroll loops; returns whether the model changed, and why loops stay."""
     folded, unrolls = _folds_and_unrolls(model, options)
-    notes = list[str]()
-    if folded and not options.fold and _lacks_calls(model, options):
-        why = f"no test shows that target {options.target} runs calls of functions"
-        notes.append(f"inlined functions and folded constants, because {why}")
-    elif folded and not options.fold:
-        notes.append(
-            f"folded constants, because target {options.target} needs static sizes, but the model "
-            "computes some sizes at run time"
-        )
+    notes = [] if options.fold else [*_reasons_to_fold(model, options)]
     if folded:
         inline_recurrent(model)
         fold(model)

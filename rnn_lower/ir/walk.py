@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -203,6 +203,21 @@ SPARSE = "rnn_lower.sparse"
 def is_emitted(node: onnx.NodeProto) -> bool:
     """Whether lowering has emitted a node."""
     return any(entry.key == NODE_MARK for entry in node.metadata_props)
+
+
+def recurrent_functions(model: ir.Model, op_types: Sequence[str] = OP_TYPES) -> set[ir.OperatorIdentifier]:
+    """The functions that contain recurrent nodes, and all their callers."""
+    found = (scope.root for _, scope in recurrent_nodes(model, op_types))
+    return with_callers(model, {root.identifier() for root in found if isinstance(root, ir.Function)})
+
+
+def with_callers(model: ir.Model, chosen: Collection[ir.OperatorIdentifier]) -> set[ir.OperatorIdentifier]:
+    """These functions and all their callers, because only the outermost call shows which inputs are absent."""
+    reaching = set(chosen)
+    calls = {name: {node.op_identifier() for node in with_bodies(f)} for name, f in model.functions.items()}
+    while callers := {name for name, called in calls.items() if called & reaching} - reaching:
+        reaching |= callers
+    return reaching
 
 
 def with_bodies(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:

@@ -262,11 +262,12 @@ def squeeze(ctx: RuleContext) -> list[AxisInfo]:
     axes = ctx.integers(1, "axes", 13)
     if axes is None:  # it would also remove the time axis of a chunk of one frame
         others = [axis for axis in range(x.rank) if axis != along(ctx, x)]
-        if ctx.exported(x.length) == 1:
-            raise ctx.refuse("it lists no axes, so it removes the time axis, of one frame in the export")
         if any(x.sizes[axis].number is None for axis in others):
             raise ctx.refuse("it lists no axes, and some of its sizes are unknown; list the axes in the model")
         axes = [axis for axis in others if x.sizes[axis] == ONE]
+        declared = ctx.node.outputs[0].shape
+        if declared is not None and len(declared) != x.rank - len(axes):
+            raise ctx.refuse("it lists no axes, and removes the time axis of the export, which had one frame")
         ctx.edit(list_axes, axes)
     result = [axis for axis in range(x.rank) if axis not in {axis % x.rank for axis in axes}]
     return [mapped(ctx, [range(x.rank)], result, "it removes the axis of the stream")]

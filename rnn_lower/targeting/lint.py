@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import SPARSE, Scope, recurrent_nodes, scopes
+from rnn_lower.ir.walk import SPARSE, Scope, recurrent_functions, recurrent_nodes, scopes
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.legalizer import can_legalize
 from rnn_lower.lowering.node import RecurrentNode, display_name, read_node
@@ -120,7 +120,8 @@ def _plain(
     """The findings for the nodes of a graph but these others."""
     checker = ConstraintChecker(target.constraints, scope.opset, declared_by(shape_info))
     for node in scope.graph:
-        if not target.sparse and any(value is not None and SPARSE in value.meta for value in node.inputs):
+        is_sparse = not target.sparse and any(value is not None and SPARSE in value.meta for value in node.inputs)
+        if is_sparse:
             why = f"no test shows that {target.name} runs sparse initializers, of which this node reads one"
             yield Finding(display_name(node), node.op_type, scope.path, why, "store it as a dense tensor")
         if node in others:
@@ -128,8 +129,7 @@ def _plain(
         if node.op_identifier() in model.functions:  # whose nodes are looked at, too
             if not target.functions:
                 why = f"no test shows that {target.name} runs calls of a model's functions"
-                inside = model.functions[node.op_identifier()]
-                is_inlined = any(inner in others for inner in inside)
+                is_inlined = node.op_identifier() in recurrent_functions(model)
                 mend = INLINED if is_inlined else "onnx.inliner.inline_local_functions inlines it"
                 yield Finding(display_name(node), node.op_type, scope.path, why, mend, is_inlined)
             continue
@@ -144,7 +144,7 @@ def _plain(
             rule = checker.violation(node)  # also for loops, because later nodes read their infos
             if node.op_type in LOOPS and node.op_type.lower() not in target.forms:
                 rule = f"{node.op_type} is not supported"
-        if rule is not None:
+        if rule is not None and not is_sparse:
             own = node.domain in DEFAULT_DOMAINS and node.op_type not in ("If", *LOOPS)
             mends = own and can_legalize(node, checker)
             mend = LEGALIZES if mends else ""

@@ -120,6 +120,10 @@ class Target:
             yield "Scan", "a body must not read values that are computed outside it"
         if self.empty:
             yield "empty tensors", "supported"
+        if self.functions:
+            yield "calls of functions", "supported"
+        if self.sparse:
+            yield "sparse initializers", "supported"
         for op_type, largest in self.constraints.saturates.items():
             yield op_type, f"fails for arguments beyond {largest:g}, so they are limited"
         for op_type, limits in self.constraints.limits.items():

@@ -760,6 +760,37 @@ def test_a_squeeze_without_axes_keeps_the_axis_of_time(opset, twice):
     close([got], run_onnxruntime(model, {"x": x}))
 
 
+def test_a_squeeze_without_axes_of_a_single_frame_is_refused():
+    """The model itself removes the axis of time."""
+    model = with_gru("""
+        main (float[1, 1, 3] x) => (float[3] y) { g = GRU <hidden_size = 3> (x, W, R) y = Squeeze (g) }""")
+    with pytest.raises(rnn_lower.UnsupportedError, match="it lists no axes, and removes the time axis of the export"):
+        rnn_lower.stream(model, axis="x[0]")
+
+
+def test_an_initial_state_with_a_default_is_refused():
+    model = with_gru("""
+        main (float[T, 2, 3] x, float[1, 2, 3] h = {0, 0, 0, 0, 0, 0}) => (float[T, 1, 2, 3] y, float[1, 2, 3] z)
+        { y, z = GRU <hidden_size = 3> (x, W, R, , , h) }""")  # fmt: skip
+    with pytest.raises(rnn_lower.UnsupportedError, match="which has a default; remove its initializer"):
+        rnn_lower.stream(model, axis="T")
+
+
+def test_the_last_frame_of_a_delayed_value():
+    """As keyword spotters take it behind a Conv without padding: y[:, -1]; with a step, no chunk lacks frames."""
+    model = with_gru("""
+        main (float[T, 1, 3] x) => (float[1, 1, 3] y) <int64[1] two = {2}, int64[1] zero = {0}, int64[1] end = {9223372036854775807},
+        int64 last = {-1}> {
+            late = Slice (x, two, end, zero) g = GRU <hidden_size = 3> (late, W, R) y = Gather <axis = 0> (g, last)
+        }""")
+    with pytest.raises(rnn_lower.UnsupportedError, match="which a chunk may lack; pass step"):
+        rnn_lower.stream(model, axis="T")
+    session = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="T", step=1))
+    x = np.random.default_rng(0).uniform(-1, 1, (9, 1, 3)).astype(np.float32)
+    got = [session.run({"x": x[k : k + 1]})["y"] for k in range(9)][-1]
+    close([got], run_onnxruntime(model, {"x": x}))
+
+
 @pytest.mark.parametrize("length", [2, 3, 4])
 def test_a_stream_of_a_model_of_few_frames_is_proved(length):
     model = with_gru(f"""
