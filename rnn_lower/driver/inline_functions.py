@@ -21,7 +21,7 @@ def inline_recurrent(model: ir.Model) -> None:
 
 
 def inline_functions(model: ir.Model, chosen: Collection[ir.OperatorIdentifier]) -> None:
-    """Inline functions and all functions that call them.
+    """Inline functions and all that call them, because only the outermost call shows which inputs are absent.
 
     Raises RnnLowerError for functions that cannot be inlined.
     """

@@ -212,7 +212,7 @@ def recurrent_functions(model: ir.Model, op_types: Sequence[str] = OP_TYPES) -> 
 
 
 def with_callers(model: ir.Model, chosen: Collection[ir.OperatorIdentifier]) -> set[ir.OperatorIdentifier]:
-    """These functions and all their callers, because only the outermost call shows which inputs are absent."""
+    """These functions and all that call them, directly or not."""
     reaching = set(chosen)
     calls = {name: {node.op_identifier() for node in with_bodies(f)} for name, f in model.functions.items()}
     while callers := {name for name, called in calls.items() if called & reaching} - reaching:

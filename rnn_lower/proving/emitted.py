@@ -19,7 +19,7 @@ from rnn_lower.proving.call import Call, DivisionByZeroError, OutOfScopeError, U
 from rnn_lower.proving.emitted_uses import POSITIONS, USES, may_divide_by_zero
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.induction import Slot
-from rnn_lower.proving.interpreter import Graph, Interpreter, check_shape, size_of_result
+from rnn_lower.proving.interpreter import Graph, Interpreter, check_shape
 
 AT_AN_END = (-1, 0, 1)
 """Starts and ends of a Slice of the first or the last position, and indices of a Gather of them."""
@@ -134,9 +134,10 @@ class EmittedInterpreter(Interpreter):
         if self._work + ELEMENT * elements + self.field.products > self.most_work:
             raise OutOfScopeError(f"the graph computes more than {self.most_work} products")
 
-    def _limit_size(self, node: ir.Node, operands: Sequence[Array | None]) -> None:
-        super()._limit_size(node, operands)
-        self._check_work(size_of_result(Call(self.field, node, operands, self._graph.opset)))
+    def _limit_size(self, node: ir.Node, operands: Sequence[Array | None]) -> int:
+        size = super()._limit_size(node, operands)
+        self._check_work(size)
+        return size
 
     def _results(self, node: ir.Node) -> Sequence[Array]:
         if node.op_type not in ("Loop", "Scan"):

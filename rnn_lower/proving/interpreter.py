@@ -169,11 +169,14 @@ class Interpreter:
             self._undefined |= {id(result): (result, divisor) for result in results}
         return results
 
-    def _limit_size(self, node: ir.Node, operands: Sequence[Array | None]) -> None:
-        if size_of_result(Call(self.field, node, operands, self._graph.opset)) > self.most_elements:
+    def _limit_size(self, node: ir.Node, operands: Sequence[Array | None]) -> int:
+        """The most elements of the result. Raises OutOfScopeError if there are too many."""
+        size = size_of_result(Call(self.field, node, operands, self._graph.opset))
+        if size > self.most_elements:
             raise OutOfScopeError(
                 f"{node.op_type} '{node.name}' computes more than {self.most_elements} elements, the limit of the proof"
             )
+        return size
 
     def _operands(self, node: ir.Node) -> list[Array | None]:
         return [None if value is None else self._value(value) for value in node.inputs]

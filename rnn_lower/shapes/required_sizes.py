@@ -77,8 +77,9 @@ def _reshaped(shape: tuple[Dim, ...] | None, target: np.ndarray | None) -> Itera
     free = [size for size in shape or () if not isinstance(size, int)]
     others = math.prod(size for size in shape or () if isinstance(size, int))
     if len(free) == 1 and others and target is not None and (target > 0).all():
-        count = math.prod(target.tolist())
-        yield from [(free[0], count // others)] if count % others == 0 else []
+        size, rest = divmod(math.prod(target.tolist()), others)
+        if not rest:
+            yield free[0], size
 
 
 def _aligned(node: ir.Node, shapes: Shapes) -> Iterator[tuple[Dim, Dim]]:
