@@ -16,6 +16,7 @@ from rnn_lower.checking.runners import ORT, REFERENCE, Run, open_onnxruntime, op
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.driver.plan import inlined_document, read_document
 from rnn_lower.errors import RnnLowerError, one_line
+from rnn_lower.ir.schemas import FIRST_TODAY
 from rnn_lower.ir.traits import PARTIAL
 from rnn_lower.ir.walk import content_key, known_tensor, opset_of, output_names, recurrent_nodes, with_bodies
 from rnn_lower.lowering.node import OPERATORS, RecurrentNode
@@ -25,7 +26,6 @@ from rnn_lower.proving.report import Proof
 from rnn_lower.shapes.declared import can_agree, declaration
 from rnn_lower.targeting.native_refusals import refused_by_onnxruntime
 from rnn_lower.transforms.fold import dead_nodes, is_folded
-from rnn_lower.transforms.old_operators import FIRST_TODAY
 
 Agree = Callable[[list[Any], list[Any]], bool]
 """Whether two lists of results are equal within the tolerance."""

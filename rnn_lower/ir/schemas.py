@@ -9,6 +9,9 @@ import onnx_ir as ir
 DEFAULT_DOMAINS = ("", "ai.onnx")
 """Both names of the domain of ONNX's own operators."""
 
+FIRST_TODAY = 7
+"""The first opset with today's broadcasting, which onnx's evaluator supports."""
+
 LITERALS = {
     "value_float": (ir.AttributeType.FLOAT, ir.DataType.FLOAT),
     "value_floats": (ir.AttributeType.FLOATS, ir.DataType.FLOAT),

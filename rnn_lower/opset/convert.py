@@ -18,7 +18,15 @@ from rnn_lower.builder.names import Names
 from rnn_lower.errors import ConversionError, RnnLowerError, UnsupportedError
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.replacing import substitute
-from rnn_lower.ir.schemas import DEFAULT_DOMAINS, LITERALS, newest_opset, of_another_type, schema_of, signature_of
+from rnn_lower.ir.schemas import (
+    DEFAULT_DOMAINS,
+    FIRST_TODAY,
+    LITERALS,
+    newest_opset,
+    of_another_type,
+    schema_of,
+    signature_of,
+)
 from rnn_lower.ir.walk import (
     Scope,
     known_tensor,
@@ -35,7 +43,6 @@ from rnn_lower.opset.step_down import stepped_down
 from rnn_lower.sandbox.resource_limits import run_with_limits
 from rnn_lower.shapes.fixed_dims import FIXED
 from rnn_lower.shapes.shape_info import ShapeInfo
-from rnn_lower.transforms.old_operators import FIRST_TODAY
 from rnn_lower.transforms.strip_weights import SHOWN, UNSEEN
 
 

@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.ir import protobuf
+from rnn_lower.ir.schemas import FIRST_TODAY
 from rnn_lower.ir.traits import DATA_MOVEMENT, ELEMENTWISE
 from rnn_lower.ir.walk import known_tensor, opset_of, subgraphs
 
@@ -146,7 +147,7 @@ def evaluator(model: onnx.ModelProto, operators: Iterable[type] = ()) -> Referen
     # Most models need no evaluation, and these imports take a tenth of the time to lower a small one.
     from onnx.reference import ReferenceEvaluator
 
-    from rnn_lower.transforms.old_operators import FIRST_TODAY, OLD_OPERATORS
+    from rnn_lower.transforms.old_operators import OLD_OPERATORS
     from rnn_lower.transforms.reference_operators import OPERATORS
 
     count = itertools.count()

@@ -11,8 +11,6 @@ import onnx
 from rnn_lower.transforms.reference_operators import attributes_of, operator
 
 Array = np.ndarray
-FIRST_TODAY = 7
-"""The first opset with today's broadcasting, which onnx's evaluator supports."""
 
 
 def _binary(function: Callable[[Array, Array], Array]) -> Callable[..., Array]:

@@ -1742,7 +1742,7 @@ def bad_streams() -> Iterator[Bad]:
     yield Bad("stream lengths old", streaming(lambda: model_of(opset=8, dynamic=True, optional=("sequence_lens",)), "--time", "T"), "streaming with sequence_lens needs opset 9 or newer, but the model has opset 8; add --opset 17")
     yield Bad("stream lengths in a branch", streaming(lambda: model_of(place="if", dynamic=True, optional=("sequence_lens",)), "--time", "T"), "the node is in a branch of an If, where streaming cannot reduce the sequence_lens of the node from chunk to chunk")
     yield Bad("stream lengths used twice", streaming(with_lengths_out, "--time", "T"), "so Neg 'negative' cannot also read this value")
-    yield Bad("stream state computed", streaming(computed_state, "--time", "T"), "and the model does not return the final state of the node unchanged")
+    yield Bad("stream state computed", streaming(computed_state, "--time", "T"), "its initial state is computed from input 'initial_h'; use a separate input")
     yield Bad("stream reset old", streaming(lambda: model_of(opset=8, dynamic=True), "--time", "T", "--reset"), "--reset needs opset 9 or newer, but the model has opset 8; add --opset 17", "reset")
     yield Bad("stream shared state", streaming(sharing, "--time", "T"), "its initial state 'initial_h' is also read by other nodes or returned as an output; add a separate input for the node")
 

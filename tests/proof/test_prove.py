@@ -74,7 +74,7 @@ def test_element_types(op, dtype):
 
 
 @pytest.mark.parametrize("opset", [7, 9, 12])
-@pytest.mark.parametrize("target", ["onnxruntime", "opencv"])
+@pytest.mark.parametrize("target", ["onnxruntime", "opencv@4"])
 @pytest.mark.parametrize("clip", [None, 0.3, 50.0])
 def test_doubles_are_clipped_without_clip(opset, target, clip):
     names = ("HardSigmoid", "Tanh")
