@@ -207,24 +207,24 @@ def test_an_element_type_is_refused_or_right_there(op, dtype, name):
 
 
 @pytest.mark.parametrize("name", ["tract", "opencv", "openvino", "onnxruntime"])
-@pytest.mark.parametrize("told", [False, True])
-def test_a_default_that_the_runtime_does_not_know_is_written(told, name):
+@pytest.mark.parametrize("is_explicit", [False, True])
+def test_a_default_that_the_runtime_does_not_know_is_written(is_explicit, name):
     model, feeds = build(Case("GRU", 17, N=2, optional=("B", "initial_h"), outputs=("Y",)))
     inputs = [value for value in model.graph.input if value.name != "initial_h"]
     model.graph.ClearField("input")
     model.graph.input.extend(inputs)
     model.graph.initializer.append(numpy_helper.from_array(np.array([1, 2, 4]), "sizes"))
-    zero = {"value": numpy_helper.from_array(np.zeros(1, np.float32))} if told else {}
+    zero = {"value": numpy_helper.from_array(np.zeros(1, np.float32))} if is_explicit else {}
     model.graph.node.insert(0, helper.make_node("ConstantOfShape", ["sizes"], ["initial_h"], name="zeros", **zero))
     del feeds["initial_h"]
-    lacks = not told and name in ("tract", "opencv")
+    lacks = not is_explicit and name in ("tract", "opencv")
     found = {one.node: one for one in rnn_lower.lint(model, name).findings}
     assert ("zeros" in found) == lacks
     if lacks:
         assert "only with explicit attribute value, but this node omits value" in found["zeros"].rule
     lowered = rnn_lower.lower(model, target=name, legalize_all=True)
     assert any(node.op_type == "ConstantOfShape" and not node.attribute for node in lowered.graph.node) == (
-        not told and not lacks
+        not is_explicit and not lacks
     )
     assert rnn_lower.prove(model, lowered).ok
     if not missing(name):

@@ -120,8 +120,8 @@ class Samples:
         self.states = {str(value.name) for state in initial for value in _sources(state, DATA_MOVEMENT)}
         times = (limit for limit in (*self.limits.values(), *map(_time, nodes)))
         self.times = {self.ties.find(limit) for limit in times if not isinstance(limit, int)}
-        found = [symbol(value, axis) for value in self.inputs for axis in range(len(value.shape or ()))]
-        names = {name for name in found if isinstance(name, str)}
+        axes = [(value, axis) for value in self.inputs for axis in range(len(value.shape or ()))]
+        names = {size for size in (symbol(value, axis) for value, axis in axes) if isinstance(size, str)}
         self.expressions = {name: parts for name in names if (parts := names_in(name)) and parts <= names}
         self.grown = self._grown_axes()
         self._accepted_sizes: dict[Symbol, int] = {}

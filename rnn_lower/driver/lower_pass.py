@@ -180,8 +180,12 @@ def _folds_and_unrolls(model: ir.Model, options: Options) -> tuple[bool, bool]:
 
 def _reasons_to_fold(model: ir.Model, options: Options) -> Iterator[str]:
     """What was folded for the target, and why, in words; nothing if the target needs no folding."""
-    target, in_functions = find_target(options.target), recurrent_functions(model, options.op_types)
-    if in_functions and options.target is not None and not target.functions:
+    target = find_target(options.target)
+    lacks_calls = options.target is not None and not target.functions
+    if not lacks_calls and not target.constraints.static:
+        return
+    in_functions = recurrent_functions(model, options.op_types)
+    if in_functions and lacks_calls:
         why = f"no test shows that target {options.target} runs calls of functions"
         yield f"inlined functions and folded constants, because {why}"
     elif target.constraints.static and (in_functions or any(node.op_type == "Shape" for node, _ in nodes(model))):

@@ -101,6 +101,12 @@ def _parts(tensors: Iterable[onnx.SparseTensorProto]) -> Iterator[onnx.TensorPro
         yield from (sparse.values, sparse.indices)
 
 
+def innermost(proto: onnx.TypeProto) -> onnx.TypeProto:
+    """The type of the elements of a sequence or an optional, or the type itself."""
+    kind = proto.WhichOneof("value")
+    return innermost(getattr(proto, kind).elem_type) if kind in ("sequence_type", "optional_type") else proto
+
+
 def dims_of(value: onnx.ValueInfoProto) -> list[int | str | None] | None:
     """The declared sizes: an int, a symbolic name, or None per axis; None without a shape.
 

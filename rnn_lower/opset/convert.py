@@ -283,9 +283,9 @@ def _alone(node: ir.Node, current: int, opset: int, shape_info: ShapeInfo) -> tu
 
 
 def _with_broadcasting(proto: onnx.NodeProto, current: int, opset: int, ranks: Sequence[int | None]) -> int:
-    """The opset of the node with today's broadcasting, of which an older node that aligns the last axes is a case.
+    """The opset of a node without its older broadcasting attributes, or `current` if it does not align the last axes.
 
-    onnx's converter would need its shapes. proto: loses the attributes of the older operator.  ranks: of its inputs.
+    onnx's converter would need the shapes. proto: loses these attributes.  ranks: of the inputs.
     """
     schema = schema_of(proto.op_type, current)
     is_old = current < FIRST_TODAY <= opset and schema is not None and "broadcast" in schema.attributes

@@ -130,7 +130,7 @@ class EmittedInterpreter(Interpreter):
         return results
 
     def _check_work(self, elements: int) -> None:
-        """Raise OutOfScopeError if the work is too much after a result of so many elements."""
+        """Raise OutOfScopeError if the work exceeds the limit, including a result with this number of elements."""
         if self._work + ELEMENT * elements + self.field.products > self.most_work:
             raise OutOfScopeError(f"the graph computes more than {self.most_work} products")
 

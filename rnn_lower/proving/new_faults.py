@@ -124,18 +124,12 @@ def _declarations(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
 
 
 def _untyped_values(model: onnx.ModelProto) -> set[str]:
-    """Values that are declared, but not as tensors with an element type; kept nodes may compute sequences of them."""
+    """Values that are declared without an element type, or as sequences although lowering emitted their node."""
     nodes = (node for holder in protobuf.holders(model) for node in holder.node if not is_emitted(node))
-    kept = {name for node in nodes for name in node.output}
-    declared = ((info.name, info.type) for info in _declarations(model) if info.HasField("type"))
-    return {name for name, kind in declared if not (_is_typed(kind) and (kind.HasField("tensor_type") or name in kept))}
-
-
-def _is_typed(proto: onnx.TypeProto) -> bool:
-    held = proto.WhichOneof("value")
-    if held in ("sequence_type", "optional_type"):
-        return _is_typed(getattr(proto, held).elem_type)
-    return held == "tensor_type" and bool(proto.tensor_type.elem_type)
+    unmarked = {name for node in nodes for name in node.output}
+    declared = [(info.name, info.type) for info in _declarations(model) if info.HasField("type")]
+    untyped = {name for name, kind in declared if not protobuf.innermost(kind).tensor_type.elem_type}
+    return untyped | ({name for name, kind in declared if not kind.HasField("tensor_type")} - unmarked)
 
 
 def _negative_sizes(model: onnx.ModelProto) -> set[str]:

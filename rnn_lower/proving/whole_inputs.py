@@ -79,13 +79,18 @@ def _free(model: ir.Model, required: Mapping[str, int]) -> list[list[str]]:
     return [[name for name in column if isinstance(name, str) and name in chosen] for column in columns]
 
 
+def _free_names(model: ir.Model, required: Mapping[str, int]) -> list[str]:
+    """The names of the sizes to choose, each once."""
+    return list(dict.fromkeys(itertools.chain(*_free(model, required))))
+
+
 def small_sizes(model: ir.Model, required: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Yield small values for the free sizes of the inputs, by name: growing, equal, falling, and with another one.
 
     required: sizes that the model seems to require, with which the first ones come.
     """
     for held in (required, {}) if required else ({},):
-        free = list(dict.fromkeys(itertools.chain(*_free(model, held))))
+        free = _free_names(model, held)
         for size in SIZES if free else SIZES[:1]:
             yield {**held, **{name: size + index if size else 0 for index, name in enumerate(free)}}
         for size in SIZES[:1] if len(free) > 1 else ():
@@ -129,7 +134,7 @@ def _counted_numbers(models: Sequence[ir.Model]) -> list[int]:
 def sizes_beyond_few(models: Sequence[ir.Model], required: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Yield sizes beyond a few of the constants that a node compares with or a loop counts to."""
     few = [number for number in _counted_numbers(models) if max(SIZES) < number <= FEW_COUNTED]
-    names = list(dict.fromkeys(itertools.chain(*_free(models[0], required))))
+    names = _free_names(models[0], required)
     for number, name in itertools.product(few[-FEW_LIMITS:], names):
         yield {**required, **dict.fromkeys(names, 2), name: number + 1}
 
@@ -152,7 +157,7 @@ def sizes_beyond_all(models: Sequence[ir.Model], required: Mapping[str, int]) ->
 
 def _new_sizes(model: ir.Model, required: Mapping[str, int], numbers: Iterable[int]) -> Iterator[dict[str, int]]:
     """Yield sizes in which one name has a number that the small sizes lack for it, and all others are 2."""
-    tried, names = list(small_sizes(model, required)), list(dict.fromkeys(itertools.chain(*_free(model, required))))
+    tried, names = list(small_sizes(model, required)), _free_names(model, required)
     for number, name in itertools.product(numbers, names):
         if number not in {sizes[name] for sizes in tried}:
             yield {**required, **dict.fromkeys(names, 2), name: number}

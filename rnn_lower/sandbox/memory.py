@@ -14,7 +14,7 @@ LEAST = 4 << 30
 """The least limit of runs, because runtimes reserve more than they use."""
 
 CONTROL_GROUP = Path("/sys/fs/cgroup")
-"""Where Linux says how much memory a container may use."""
+"""Where Linux reports how much memory a container may use."""
 
 
 def limit_to_available() -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
@@ -33,25 +34,36 @@ Shapes = Sequence[tuple[Dim, ...] | None]
 def required_sizes(model: ir.Model) -> Mapping[str, tuple[int, ...]]:
     """By symbol of an input, the sizes that the main graph allows: one, or also 1 if it is broadcast.
 
-    Only what inference tells is known. Bodies do not count, because a branch may be for other sizes.
+    As far as inference carries the symbols. Bodies do not count, because a branch may be for other sizes.
     """
+    outline = _named_outline(model)
+    if outline is None:
+        return {}
+    named: ir.Model = ir.from_proto(outline)
+    shape_info, required, broadcast = ShapeInfo(named, outline), dict[str, int](), dict[str, int]()
+    for node in named.graph:
+        if node.domain in DEFAULT_DOMAINS or is_quantized(node):
+            shapes = [None if value is None else shape_info.shape(value) for value in node.inputs]
+            for sizes, pairs in ((required, _equal(node, shapes)), (broadcast, _aligned(node, shapes))):
+                for name, number in (both for a, b in pairs for both in ((a, b), (b, a))):
+                    if isinstance(name, str) and isinstance(number, int):
+                        sizes.setdefault(name, number)
+    solved = {part: solution(name, part, number) for name, number in required.items() for part in names_in(name)}
+    required = {**{part: number for part, number in solved.items() if number is not None}, **required}
+    return {**{name: (n, 1) for name, n in broadcast.items() if n > 1}, **{name: (n,) for name, n in required.items()}}
+
+
+def _named_outline(model: ir.Model) -> onnx.ModelProto | None:
+    """The model without weights, in which all free sizes of the inputs have names; None if there are none."""
+    axes = [(value, axis) for value in model.graph.inputs for axis in range(len(value.shape or ()))]
+    if all(isinstance(symbol(value, axis), int) for value, axis in axes):
+        return None
     outline = outline_of(model)
     for value, info in zip(model.graph.inputs, outline.graph.input, strict=True):
         for axis, dim in enumerate(info.type.tensor_type.shape.dim):
             if isinstance(name := symbol(value, axis), str):
                 dim.dim_param = name
-    named = ir.from_proto(outline)
-    shape_info, required, broadcast = ShapeInfo(named, outline), dict[str, int](), dict[str, int]()
-    for node in named.graph:
-        if node.domain in DEFAULT_DOMAINS or is_quantized(node):
-            shapes = [None if value is None else shape_info.shape(value) for value in node.inputs]
-            for found, pairs in ((required, _equal(node, shapes)), (broadcast, _aligned(node, shapes))):
-                for size, number in (each for a, b in pairs for each in ((a, b), (b, a))):
-                    if isinstance(size, str) and isinstance(number, int):
-                        found.setdefault(size, number)
-    solved = {part: solution(name, part, number) for name, number in required.items() for part in names_in(name)}
-    required = {**{part: number for part, number in solved.items() if number is not None}, **required}
-    return {**{name: (n, 1) for name, n in broadcast.items() if n > 1}, **{name: (n,) for name, n in required.items()}}
+    return outline
 
 
 def _equal(node: ir.Node, shapes: Shapes) -> Iterator[tuple[Dim, Dim]]:

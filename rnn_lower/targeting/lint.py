@@ -92,8 +92,10 @@ def unsupported(
     lower: tries to lower a recurrent node.  known: nodes that the target is known to support.
     """
     recurrent = {node for node, _ in recurrent_nodes(model)}
+    others, inlined = recurrent | {*known}, recurrent_functions(model)
+    calls = {name: name in inlined for name in model.functions}
     for scope in scopes(model):
-        yield from _plain(scope, target, shape_info, recurrent | {*known}, model)
+        yield from _plain(scope, target, shape_info, others, calls)
         for node in scope.graph:
             if node in recurrent:
                 yield from _recurrent(node, scope, target, shape_info, lower)
@@ -115,9 +117,10 @@ def summary(findings: Sequence[Finding], target: Target) -> str:
 
 
 def _plain(
-    scope: Scope, target: Target, shape_info: ShapeInfo, others: set[ir.Node], model: ir.Model
-) -> Iterator[Finding]:
-    """The findings for the nodes of a graph but these others."""
+    scope: Scope, target: Target, shape_info: ShapeInfo, others: set[ir.Node],
+    calls: Mapping[ir.OperatorIdentifier, bool],
+) -> Iterator[Finding]:  # fmt: skip
+    """The findings for the nodes of a graph but these others. calls: by function, whether lowering inlines it."""
     checker = ConstraintChecker(target.constraints, scope.opset, declared_by(shape_info))
     for node in scope.graph:
         is_sparse = not target.sparse and any(value is not None and SPARSE in value.meta for value in node.inputs)
@@ -126,10 +129,10 @@ def _plain(
             yield Finding(display_name(node), node.op_type, scope.path, why, "store it as a dense tensor")
         if node in others:
             continue
-        if node.op_identifier() in model.functions:  # whose nodes are looked at, too
+        if node.op_identifier() in calls:  # whose nodes are looked at, too
             if not target.functions:
                 why = f"no test shows that {target.name} runs calls of a model's functions"
-                is_inlined = node.op_identifier() in recurrent_functions(model)
+                is_inlined = calls[node.op_identifier()]
                 mend = INLINED if is_inlined else "onnx.inliner.inline_local_functions inlines it"
                 yield Finding(display_name(node), node.op_type, scope.path, why, mend, is_inlined)
             continue

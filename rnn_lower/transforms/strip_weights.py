@@ -255,7 +255,7 @@ def _strip(view: onnx.GraphProto | onnx.FunctionProto, folder: Path | None) -> N
     """Remove parts of a copy that lowering does not read; `Document.write_back` never reads them either."""
     values = [*view.value_info, *([] if isinstance(view, onnx.FunctionProto) else [*view.input, *view.output])]
     for value in values:
-        if _innermost(value.type) in ("map_type", "opaque_type", "sparse_tensor_type"):
+        if protobuf.innermost(value.type).WhichOneof("value") in ("map_type", "opaque_type", "sparse_tensor_type"):
             value.ClearField("type")
         for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
             if dim.HasField("dim_value") and dim.dim_value < 0:
@@ -275,13 +275,6 @@ def _strip(view: onnx.GraphProto | onnx.FunctionProto, folder: Path | None) -> N
                 body.ClearField(field)
             body.initializer.extend(outlined)
             _strip(body, folder)
-
-
-def _innermost(proto: onnx.TypeProto) -> str | None:
-    """The kind of a type, or of the elements of a sequence."""
-    kind = proto.WhichOneof("value")
-    is_nested = kind in ("sequence_type", "optional_type")
-    return _innermost(getattr(proto, kind).elem_type) if is_nested else kind  # type: ignore[arg-type]
 
 
 def _is_unseen(attribute: onnx.AttributeProto) -> bool:

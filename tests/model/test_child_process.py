@@ -198,7 +198,7 @@ def limited(count: int) -> tuple[int, int]:
     return len(bytearray(count)), resource.getrlimit(resource.RLIMIT_AS)[0]
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells the memory that is free")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the limit is read from /proc/meminfo")
 def test_an_allocation_of_more_memory_than_there_is_fails(monkeypatch):
     """Instead of the system, which would kill the child or another process."""
     with pytest.raises(MemoryError):
