@@ -9,6 +9,7 @@ keyed by its name: the same on both sides of a comparison, and equal only for eq
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 
 import numpy as np
@@ -19,9 +20,13 @@ SMALL = 1 << 17
 """Below this magnitude, the elements of integers have a sign; the sign of all other elements is a random function."""
 
 _CHUNK = 1 << 18
+_LARGE = 1000
 _EXPONENTS = 1200
 _PIECE, _PIECES, _DEPTH = 11, 3, 512
 """A product of 11 and 31 bits, summed up to 2048 times, is exact in float64; three pieces make an element."""
+
+_ELEMENTS = 1 << 22
+"""The most elements of a product that are computed at once, several copies of which are in memory."""
 
 
 class Field:
@@ -64,8 +69,9 @@ class Field:
     def _embed(self, numbers: Array) -> Array:
         finite = np.isfinite(numbers)
         mantissas, exponents = np.frexp(np.where(finite, numbers, 0.0))
-        whole = (mantissas * 2.0**53).astype(np.int64) % self.prime
-        result: Array = whole.astype(np.uint64) * self._powers[exponents - 53 + _EXPONENTS] % self._p
+        whole = np.abs(mantissas * 2.0**53).astype(np.uint64)
+        result = self.multiply(self._modulo(whole), self._powers[exponents - 53 + _EXPONENTS])
+        result = np.where(mantissas < 0, self._p - result, result)
         if not finite.all():
             for index in np.flatnonzero(~finite):
                 self.symbols.add(str(numbers[index]))
@@ -98,17 +104,21 @@ class Field:
 
     # -- arithmetic ------------------------------------------------------------------------------------------------
 
+    def _modulo(self, a: Array) -> Array:
+        """a modulo the prime; numpy divides large arrays by one number much faster than it computes remainders."""
+        return np.asarray(a % self._p if a.size < _LARGE else a - a // self._p * self._p)
+
     def add(self, a: Array, b: Array) -> Array:
-        return np.asarray((a + b) % self._p)
+        return self._modulo(a + b)
 
     def negative(self, a: Array) -> Array:
-        return np.asarray((self._p - a) % self._p)
+        return self._modulo(self._p - a)
 
     def subtract(self, a: Array, b: Array) -> Array:
-        return np.asarray((a + (self._p - b)) % self._p)
+        return self._modulo(a + (self._p - b))
 
     def multiply(self, a: Array, b: Array) -> Array:
-        return np.asarray((a * b) % self._p)
+        return self._modulo(a * b)
 
     def inverse(self, a: Array) -> Array:
         """1 / a by Fermat's little theorem; 0 for a = 0."""
@@ -121,15 +131,17 @@ class Field:
 
     def total(self, a: Array, axes: tuple[int, ...] | None = None, keepdims: bool = False) -> Array:
         """The sum along axes, or of all elements."""
-        return np.asarray(a.sum(axis=axes, dtype=np.uint64, keepdims=keepdims) % self._p)
+        return self._modulo(a.sum(axis=axes, dtype=np.uint64, keepdims=keepdims))
 
     def matmul(self, a: Array, b: Array) -> Array:
         """The product of a [..., K] and b [K, M], by exact float64 products."""
         rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
         self.products += rows.size * b.shape[1]
-        total: Array = np.zeros((len(rows), b.shape[1]), np.uint64)
-        for start in range(0, rows.shape[1], _DEPTH):
-            total = self.add(total, self._product(rows[:, start : start + _DEPTH], b[start : start + _DEPTH]))
+        total = np.zeros((len(rows), b.shape[1]), np.uint64)
+        count = max(1, _ELEMENTS // max(1, b.shape[1]))
+        for first, start in itertools.product(range(0, len(rows), count), range(0, rows.shape[1], _DEPTH)):
+            part = self._product(rows[first : first + count, start : start + _DEPTH], b[start : start + _DEPTH])
+            total[first : first + count] = self.add(total[first : first + count], part)
         return total.reshape(*a.shape[:-1], b.shape[1])
 
     def _product(self, a: Array, b: Array) -> Array:
@@ -150,7 +162,7 @@ class Field:
         return [(a >> np.uint64(index * _PIECE) & mask).astype(np.float64) for index in range(_PIECES)]
 
     def _scaled(self, product: Array, bits: int) -> Array:
-        return np.asarray(product.astype(np.uint64) % self._p * np.uint64(pow(2, bits, self.prime)) % self._p)
+        return self.multiply(self._modulo(product.astype(np.uint64)), np.array(pow(2, bits, self.prime), np.uint64))
 
     # -- random functions ------------------------------------------------------------------------------------------
 
@@ -166,7 +178,7 @@ class Field:
             mixed = (x + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) ^ self._key(name)
             mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
             mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return np.asarray((mixed ^ (mixed >> np.uint64(31))) % self._p)
+        return self._modulo(mixed ^ (mixed >> np.uint64(31)))
 
     def above_zero(self, x: Array) -> Array:
         """0 < x: booleans if all x represent small integers, else 0, 1 or a random element."""

@@ -125,6 +125,9 @@ class Interpreter:
     def _value(self, value: ir.Value) -> Array:
         if value in self._values:
             return self._values[value]
+        return self._constant(value)
+
+    def _constant(self, value: ir.Value) -> Array:
         if value not in self._constants:
             self._constants[value] = self._known(constant(value))
         return self._constants[value]
@@ -149,7 +152,7 @@ class Interpreter:
     def _results(self, node: ir.Node) -> Sequence[Array]:
         own = node.domain in DEFAULT_DOMAINS
         if own and node.op_type == "Constant":
-            return [self._known(constant(node.outputs[0]))]
+            return [self._constant(node.outputs[0])]
         if own and node.op_type in WITH_BODIES:
             self._defined(self._operands(node))
             return {"If": self._if, "Loop": self._loop, "Scan": self._scan}[node.op_type](node)

@@ -165,6 +165,9 @@ class _Comparison:
         self.evaluations = 0
         self._cases, self.left_out = choose_cases(self._known, points)
 
+    def _is_constant(self, what: str) -> bool:
+        return self._moved.get(what) is not None or known_tensor(self._inputs.get(what)) is not None
+
     def _constant(self, what: str) -> Array | None:
         """The constant content of an input, or None."""
         return self._moved[what] if what in self._moved else constant(self._inputs.get(what))
@@ -210,7 +213,7 @@ class _Comparison:
         }  # fmt: skip
 
     def _inputs_at(
-        self, case: Case, random: Callable[[str, tuple[int, ...]], Array], image: Callable[[str, Array], Array]
+        self, case: Case, random: Callable[[str, tuple[int, ...]], Array], image: Callable[[str], Array]
     ) -> tuple[dict[str, Array], dict[ir.Value, Array]]:
         """The inputs by ONNX name, and by value for the graph: images of constants, and random arrays for others."""
         shapes = self._shapes_at(case)
@@ -218,13 +221,12 @@ class _Comparison:
         values: dict[ir.Value, Array] = {}
         drawn: dict[ir.Value, Array] = {}  # one value may be used for two inputs
         for name, value in self._inputs.items():
-            known = self._constant(name)
             if name == "sequence_lens":
                 array = np.array(case.lengths, np.int64)
-            elif known is None:
-                array = drawn.setdefault(value, random(name, shapes[name]))
+            elif self._is_constant(name):
+                array = image(name)
             else:
-                array = image(name, known)
+                array = drawn.setdefault(value, random(name, shapes[name]))
             arrays[name] = array
             if name in self._counterparts:
                 values.setdefault(self._counterparts[name], array)
@@ -237,10 +239,10 @@ class _Comparison:
             return equations.halves(arithmetic(field), B)
         return equations.bias(field, known, self._node.dtype, folded)
 
-    def _image(self, field: Field, name: str, known: Array) -> Array:
+    def _image(self, field: Field, name: str) -> Array:
         """The image of a weight, computed once for each field."""
         if name not in self._images:
-            self._images[name] = field.embed(known)
+            self._images[name] = field.embed(self._constant(name))
         return self._images[name]
 
     # -- comparing -----------------------------------------------------------------------------------------------------
@@ -350,7 +352,7 @@ class _Comparison:
         """
         field = interpreter.field
         arrays, values = self._inputs_at(
-            case, lambda _, shape: field.random(shape), lambda name, known: self._image(field, name, known)
+            case, lambda _, shape: field.random(shape), lambda name: self._image(field, name)
         )
         text: dict[str, Any] = dict(arrays)
         if "B" in text:
@@ -420,7 +422,7 @@ class _Comparison:
                 (self._dtypes[name] or ir.DataType.FLOAT).numpy()
             )
 
-        arrays, values = self._inputs_at(case, random, lambda _, known: known)
+        arrays, values = self._inputs_at(case, random, lambda name: np.asarray(self._constant(name)))
         lengths = arrays.pop("sequence_lens", None)
         values = {value: array.astype(np.int32) if array is lengths else array for value, array in values.items()}
         exact, rounded = float_run.expected(self._node, arrays, lengths)
