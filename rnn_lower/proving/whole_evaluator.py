@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -25,6 +26,7 @@ from rnn_lower.proving.integer_flow import IntegerFlow
 from rnn_lower.proving.movement import MOVED_BY_ONNX
 from rnn_lower.proving.whole_model import CASTS, ModelInterpreter
 from rnn_lower.proving.windows import SmallInputError
+from rnn_lower.transforms.certainty import is_certain
 from rnn_lower.transforms.evaluate import KNOWN, evaluate_node
 from rnn_lower.transforms.strip_weights import sizes_of
 
@@ -68,6 +70,7 @@ class WholeEvaluator(ModelInterpreter):
         self._floats: dict[int, tuple[Array, np.ndarray]] = {}
         self._flow = flow
         self._symbols: dict[int, set[str]] = {}
+        self._latest: dict[ir.Node, tuple[Sequence[Array | None], Sequence[Array]]] = {}
         self.filled: set[ir.Value] = set()
 
     def outputs(self, feeds: Mapping[str, Array]) -> list[Array]:
@@ -147,13 +150,19 @@ class WholeEvaluator(ModelInterpreter):
 
     def _applied(self, node: ir.Node, operands: Sequence[Array | None], own: bool) -> Sequence[Array]:
         """Return the results of an operator without bodies."""
+        latest, results = self._latest.get(node, ((), ()))
+        if latest and all(map(operator.is_, latest, operands)):
+            return results
         numbers = [self._number(operand) for operand in operands]
         flows = any(value in self._flow.elements for value in node.inputs)
         is_real = any(operand is not None and operand.dtype == np.uint64 for operand in operands)
         rounds = flows and is_real and node.op_type not in (*MOVES, *COMPARE, "Cast")
         if own and not rounds and all(a is None or b is not None for a, b in zip(operands, numbers, strict=True)):
-            is_known = node.op_type in KNOWN
-            return self._computed(node, numbers) if is_known else self._unknown(node, operands)
+            typed = [self._typed(value, array) for value, array in zip(node.inputs, numbers, strict=True)]
+            is_known = node.op_type in KNOWN and is_certain(node, typed)
+            results = self._computed(node, typed) if is_known else self._unknown(node, operands)
+            self._latest[node] = operands, results
+            return results
         self._use(operands)
         if own and node.op_type not in (*MOVES, *RINGS) and any(map(self._is_whole, node.inputs, operands)):
             return self._unknown(node, operands)
@@ -177,7 +186,8 @@ class WholeEvaluator(ModelInterpreter):
 
     def _bind(self, value: ir.Value, array: Array) -> None:
         """Bind a value; narrow integers wrap."""
-        if array.dtype == np.int64 and (dtype := self._document.dtype_of(value)) is not None and dtype.is_integer():
+        dtype = self._document.dtype_of(value) if array.dtype == np.int64 else None
+        if dtype is not None and dtype.is_integer() and dtype != ir.DataType.INT64:
             if dtype == ir.DataType.UINT64 and array.min(initial=0) < 0:
                 raise OutOfScopeError(f"unsigned integers in '{value.name}' wrap around")
             array = array.astype(dtype.numpy()).astype(np.int64)
@@ -188,10 +198,9 @@ class WholeEvaluator(ModelInterpreter):
     def _computed(self, node: ir.Node, numbers: Sequence[np.ndarray | None]) -> Sequence[Array]:
         """Run an operator on known numbers with onnx's evaluator."""
         self._limit_size(node, numbers)
-        typed = [self._typed(value, array) for value, array in zip(node.inputs, numbers, strict=True)]
         try:
             with np.errstate(all="ignore"):
-                results = evaluate_node(node, typed, self._graph.opset)
+                results = evaluate_node(node, numbers, self._graph.opset)
         except Exception as error:
             raise NotRunError(f"{node.op_type} '{node.name}' cannot be evaluated ({type(error).__name__})") from None
         return [self._known(array) for array in results]

@@ -16,6 +16,7 @@ from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import FIRST_TODAY
 from rnn_lower.ir.traits import DATA_MOVEMENT, ELEMENTWISE
 from rnn_lower.ir.walk import known_tensor, opset_of, subgraphs
+from rnn_lower.transforms.certainty import is_certain
 
 if TYPE_CHECKING:
     from onnx.reference import ReferenceEvaluator
@@ -71,10 +72,13 @@ def divides_by_zero(node: ir.Node, operands: Sequence[np.ndarray | None]) -> boo
 def evaluate_node(node: ir.Node, operands: Sequence[np.ndarray | None], opset: int) -> list[np.ndarray]:
     """The named outputs of one node. operands: in input order, None for absent ones.
 
-    Raises ZeroDivisionError for integers, with which numpy continues, and the errors of `evaluate`.
+    Raises ZeroDivisionError for integers, with which numpy continues, ValueError for results that depend on the
+    runtime, and the errors of `evaluate`.
     """
     if divides_by_zero(node, operands):
         raise ZeroDivisionError
+    if not is_certain(node, operands):
+        raise ValueError(f"runtimes do not agree on {node.op_type} of these operands")
     names = [f"in{index}" if operand is not None else "" for index, operand in enumerate(operands)]
     proto = ir.to_proto(node)
     proto.input[:] = names

@@ -9,22 +9,20 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common
 
-from rnn_lower.builder.constants import ConstantPool, constant, ends_behind
+from rnn_lower.builder.constants import ConstantPool, constant
 from rnn_lower.builder.graph_builder import GraphBuilder, as_value
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.ir import walk
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, literal_of, schema_of, unfit
-from rnn_lower.ir.traits import DATA_MOVEMENT
 from rnn_lower.ir.walk import get_attribute, known_tensor, nodes, recurrent_nodes, scopes, subgraphs, used_names, values
 from rnn_lower.sandbox import child_process
 from rnn_lower.sandbox.child_process import Ended, run_in_subprocess
 from rnn_lower.sandbox.resource_limits import run_with_limits
+from rnn_lower.transforms.certainty import is_certain
 from rnn_lower.transforms.evaluate import TRUSTED, content_of, divides_by_zero, most_elements
 from rnn_lower.transforms.inline import inlined
 from rnn_lower.transforms.split_sequences import SEQUENCES, without_sequences
@@ -48,9 +46,6 @@ VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
 
 LIMIT = 1 << 28
 """The maximum number of elements of a weight that is folded on request."""
-
-LARGEST_EXACT = 2.0**53
-"""The limit of the integers that all have a double."""
 
 FOLDED = "rnn_lower.folded"
 """The metadata key of a model in which `fold` changed other nodes, too; it is compared with the folded original."""
@@ -190,61 +185,17 @@ def _makes_size(node: ir.Node) -> bool | None:
 
 
 def _is_doubtful(node: ir.Node) -> bool:
-    """Whether onnx's evaluator, with which onnxscript folds, may compute another result than runtimes.
-
-    The result may also be texts, as which onnx_ir cannot write arrays.
-    """
+    """Whether onnx's evaluator, with which onnxscript folds, may compute another result than runtimes."""
     if node.domain not in DEFAULT_DOMAINS or any(subgraphs(node)):
         return False
-    types = {tensor.dtype for value in node.inputs if (tensor := known_tensor(value)) is not None}
-    if ir.DataType.STRING in types or (
-        node.op_type == "Cast" and node.attributes.get_int("to", 0) == ir.DataType.STRING
-    ):
-        return True
-    if _is_not_finite(node):
-        return True
-    x = known_tensor(node.inputs[0]) if node.inputs else None
-    if x is not None and node.op_type.startswith("Reduce"):  # of nothing, or of integers that may overflow
-        return x.size == 0 or not (x.dtype.is_floating_point() or (x.dtype == ir.DataType.INT64 and _fits(node, x)))
-    if x is not None and node.op_type == "Cast" and x.dtype == ir.DataType.DOUBLE:  # onnxruntime rounds to float first
-        return node.attributes.get_int("to", 0) in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-    if x is not None and node.op_type in ("DequantizeLinear", "Pow"):  # onnxruntime computes powers in double
-        return x.dtype in (ir.DataType.INT32, ir.DataType.INT64)
-    if divides_by_zero(node, [*map(walk.constant, node.inputs)]):
+    if node.op_type not in TRUSTED:
         return True
     if {"axis", "broadcast"} <= node.attributes.keys():  # before opset 7; onnxscript ignores the axis
         return True
-    if node.op_type == "Unsqueeze":
-        axes = walk.integers(node, "axes", 1, walk.constant) or []
-        return axes != sorted(axes) or (len(axes) > 1 and axes[0] < 0)
-    return node.op_type not in TRUSTED or _is_backwards(node)
-
-
-def _fits(node: ir.Node, x: ir.TensorProtocol) -> bool:
-    """Whether onnxruntime, which reduces integers in double, and the evaluator compute the same."""
-    wraps = node.op_type in ("ReduceL2", "ReduceProd", "ReduceSumSquare")
-    return not wraps and float(np.abs(x.numpy().astype(np.float64)).sum()) < LARGEST_EXACT
-
-
-def _is_not_finite(node: ir.Node) -> bool:
-    """Whether all operands are constants and one contains NaN or infinity, which kernels treat differently."""
-    tensors = [known_tensor(value) for value in node.inputs if value is not None]
-    if None in tensors or node.op_type in (*DATA_MOVEMENT, "Where"):
+    operands = [content_of(value, node) for value in node.inputs]
+    if any(operand is None and value is not None for operand, value in zip(operands, node.inputs, strict=True)):
         return False
-    floats = (np.asarray(t.numpy()) for t in tensors if t is not None and t.dtype.is_floating_point())
-    return not all(np.isfinite(array.astype(np.float64)).all() for array in floats)
-
-
-def _is_backwards(node: ir.Node) -> bool:
-    """Whether a Slice with a negative step begins before the first element, or ends behind the last one."""
-    x = known_tensor(node.inputs[0]) if node.op_type == "Slice" else None
-    names = ("starts", "ends", "axes", "steps")
-    starts, ends, axes, steps = (walk.integers(node, name, k, walk.constant) for k, name in enumerate(names, 1))
-    if x is None or starts is None or ends is None or steps is None:
-        return False
-    shape, bounds = x.shape.numpy(), zip(axes or range(len(starts)), starts, steps, strict=False)
-    begins_before = any(step < 0 and start < -shape[axis] for axis, start, step in bounds)
-    return begins_before or ends_behind(shape, ends, axes, steps)
+    return divides_by_zero(node, operands) or not is_certain(node, operands)
 
 
 def _complete(model: ir.Model, before: Mapping[ir.Node, int]) -> None:

@@ -709,6 +709,7 @@ def extended(model: onnx.ModelProto, node: onnx.NodeProto, operands: dict[str, n
 
 
 NAN, INFINITY = np.float32("nan"), np.float32("inf")
+HALVES = np.array([[300, 40000], [400, 30000]], np.float16)
 FLOATS = [np.array([1, NAN, 3], np.float32), np.array([0, -INFINITY], np.float32)]
 
 
@@ -720,10 +721,13 @@ FLOATS = [np.array([1, NAN, 3], np.float32), np.array([0, -INFINITY], np.float32
         ("ReduceLogSumExp", {"a": np.array([INFINITY, NAN])}),
         *((f"Reduce{name}", {"a": np.array([big, big, 1])})
           for name in ("Sum", "Mean", "L1", "L2") for big in (1 << 52, 1 << 62)),
+        *((name, {"a": HALVES}) for name in ("ReduceL2", "ReduceLogSum", "ReduceMean", "ReduceSum")),
+        *((name, {"a": HALVES[0], "b": HALVES[1]}) for name in ("Add", "Mean", "Mul", "Sum")),
+        ("Shrink", {"a": np.array([2**31 - 2, 2**24 + 1], np.int32)}), ("NonZero", {"a": np.int64(3)}),
     ],
 )  # fmt: skip
 def test_numbers_that_kernels_compute_differently_are_not_folded(op, operands):
-    """NaN, infinity, and integers of more than 53 bits, which onnxruntime reduces in double."""
+    """NaN, infinity, 16-bit floats, which runtimes widen, and integers, which onnxruntime reduces in double."""
     model = extended(build(Case("RNN", 17, outputs=("Y",)))[0], helper.make_node(op, [*operands], ["z"]), operands)
     if op.startswith("Arg"):
         model.graph.output[-1].type.tensor_type.elem_type = INT64
@@ -731,6 +735,20 @@ def test_numbers_that_kernels_compute_differently_are_not_folded(op, operands):
     lowered = rnn_lower.lower(model, fold=True)
     assert np.array_equal(run_onnxruntime(lowered, feeds)[-1], run_onnxruntime(model, feeds)[-1], equal_nan=True)
     assert rnn_lower.prove(model, lowered).ok
+
+
+@pytest.mark.parametrize(("dtype", "kept_casts"), [(TensorProto.INT4, 2), (TensorProto.FLOAT16, 0)])
+def test_weights_are_folded_through_types_that_all_runtimes_round_alike(dtype, kept_casts):
+    model, _ = build(Case("GRU", 21, outputs=("Y",)))
+    node = model.graph.node[0]
+    for k, to in enumerate((TensorProto.FLOAT, dtype)):
+        model.graph.node.insert(
+            0, helper.make_node("Cast", [node.input[2] if k else "few"], ["few" if k else "R2"], to=to)
+        )
+    node.input[2] = "R2"
+    lowered = rnn_lower.lower(model, fold=True)
+    assert sum(each.op_type == "Cast" for each in lowered.graph.node) == kept_casts
+    assert rnn_lower.prove(model, lowered).ok == (not kept_casts)
 
 
 @pytest.mark.parametrize("outputs", [("Y", "", ""), ("Y", "unread", "")])
