@@ -269,7 +269,7 @@ def _alone(node: ir.Node, current: int, opset: int, shape_info: ShapeInfo) -> tu
             inputs[value.name] = _value_info(value, shape_info)
     outputs = [_value_info(value, shape_info) for value in node.outputs if value.name]
     stepped = stepped_down(node, ir.serde.serialize_node(node), current, opset, shape_info)
-    shapes = [None if value is None else shape_info.shape(value) for value in node.inputs]
+    shapes = [None if value is None else shape_info.verified_shape(value) for value in node.inputs]
     ranks = [None if shape is None else len(shape) for shape in shapes]
     at = _with_broadcasting(stepped.proto, stepped.opset, opset, ranks)
     proto = _without_idle(stepped.proto, at, opset)
@@ -310,7 +310,7 @@ def _without_idle(proto: onnx.NodeProto, current: int, opset: int) -> onnx.NodeP
 
 
 def _value_info(value: ir.Value, shape_info: ShapeInfo) -> onnx.ValueInfoProto:
-    dtype, shape = shape_info.dtype(value), shape_info.shape(value)
+    dtype, shape = shape_info.dtype(value), shape_info.verified_shape(value)
     return onnx.helper.make_tensor_value_info(value.name, dtype or ir.DataType.UNDEFINED, shape)
 
 

@@ -73,7 +73,7 @@ def unknown_value(node: ir.Node, version: int) -> str:
 
 def _last_axis(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
     """Convert the axis of a Softmax: version 12 merges all axes from `axis` on, version 13 uses one axis."""
-    shape = shape_info.shape(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
+    shape = shape_info.verified_shape(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
     axis_attribute = node.attributes.get("axis")
     axis = axis_attribute.as_int() if axis_attribute is not None else 1 if opset >= 13 else -1
     last = axis == -1 if shape is None else axis in (-1, len(shape) - 1)
@@ -91,7 +91,7 @@ def _from_start(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes 
     """Count negative axes from the start, which onnx's converter does not."""
     name = "axis" if node.op_type == "Flatten" else "axes"
     whole = node.outputs[0] if node.op_type == "Unsqueeze" else node.inputs[0] if node.inputs else None
-    shape = None if whole is None else shape_info.shape(whole)
+    shape = None if whole is None else shape_info.verified_shape(whole)
     axis = get_attribute(node, "axis", ir.AttributeType.INT, 0)
     axes = integers(node, "axes", 1, constant) if name == "axes" else [axis]
     if min(axes or (), default=0) >= 0:
@@ -103,7 +103,7 @@ def _from_start(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes 
 
 
 def _one_size(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
-    shapes = {None if value is None else shape_info.shape(value) for value in node.inputs}
+    shapes = {None if value is None else shape_info.verified_shape(value) for value in node.inputs}
     is_known = not any(shape is None or None in shape for shape in shapes)
     if len(set(node.inputs)) == 1 or (len(shapes) == 1 and is_known):
         return {}
@@ -154,7 +154,7 @@ def _mask(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
 def _one_shape(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
     branches = [branch.outputs for _, branch in subgraphs(node)]
     for pair in zip(*branches, strict=False):
-        shapes = [shape for value in pair if (shape := shape_info.shape(value)) is not None]
+        shapes = [shape for value in pair if (shape := shape_info.verified_shape(value)) is not None]
         if len({len(shape) for shape in shapes}) > 1 or any(map(_differ, zip(*shapes, strict=False))):
             return "before opset 11, both branches must return the same shape"
     return {}

@@ -109,7 +109,7 @@ def _pad(older: Restated) -> bool:
         del older.proto.input[3:]
         return True
     pads, axes = (constant(older.node.inputs[index]) for index in (1, 3))
-    shape = older.shape_info.shape(older.node.inputs[0]) if older.node.inputs[0] is not None else None
+    shape = older.shape_info.verified_shape(older.node.inputs[0]) if older.node.inputs[0] is not None else None
     if shape is None or pads is None or axes is None or pads.size != 2 * axes.size:
         return False
     full = np.zeros((2, len(shape)), np.int64)
@@ -132,7 +132,7 @@ def _split(older: Restated) -> bool:
     """Drop num_outputs from a Split with equal parts."""
     if "num_outputs" not in older.node.attributes:
         return True
-    shape = older.shape_info.shape(older.node.inputs[0]) if older.node.inputs[0] is not None else None
+    shape = older.shape_info.verified_shape(older.node.inputs[0]) if older.node.inputs[0] is not None else None
     axis = get_attribute(older.node, "axis", ir.AttributeType.INT, 0)
     size = None if shape is None or not -len(shape) <= axis < len(shape) else shape[axis]
     count = older.node.attributes["num_outputs"].as_int()

@@ -366,3 +366,28 @@ def test_a_constant_that_a_branch_returns_stays_a_node():
     assert rnn_lower.prove(model, lowered).ok
     close(run_onnxruntime(lowered, feeds)[:1], run_onnxruntime(model, feeds)[:1])
     assert run_onnxruntime(lowered, feeds)[1].tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("op", "opset", "to", "attributes"),
+    [("Softmax", 11, 13, {}), ("LogSoftmax", 13, 11, {"axis": 1}), ("Flatten", 11, 9, {"axis": -1})],
+)
+def test_a_rank_that_is_only_declared_decides_no_conversion(op, opset, to, attributes):
+    """It may be false, and the runtime does not care: the sizes of the Reshape are an input."""
+    model = build(Case("RNN", opset, T=3, N=2, outputs=("Y",)))[0]
+    model.graph.input.append(helper.make_tensor_value_info("sizes", TensorProto.INT64, ["k"]))
+    model.graph.value_info.append(helper.make_tensor_value_info("shaped", TensorProto.FLOAT, ["a", "b"]))
+    nodes = [
+        helper.make_node("Reshape", ["Y", "sizes"], ["shaped"]),
+        helper.make_node(op, ["shaped"], ["Z"], **attributes),
+    ]
+    model.graph.node.extend(nodes)
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("Z", TensorProto.FLOAT, None))
+    try:
+        lowered = rnn_lower.lower(model, opset=to)
+    except rnn_lower.UnsupportedError:
+        return
+    rng = np.random.default_rng(0)
+    feeds = {"X": rng.standard_normal([each.dim_value for each in model.graph.input[0].type.tensor_type.shape.dim])}
+    feeds = {"X": feeds["X"].astype(np.float32), "sizes": np.array([2, 3, -1])}
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
