@@ -234,6 +234,12 @@ def _bodies(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
     return (graph for holder in protobuf.holders(model) for node in holder.node for graph in protobuf.graphs_of(node))
 
 
+def _unnamed_bodies(model: onnx.ModelProto) -> set[str]:
+    """Nodes with a body that has no name, which onnxruntime requires, by output."""
+    nodes = (node for holder in protobuf.holders(model) for node in holder.node)
+    return {next(iter(node.output), "") for node in nodes if any(not body.name for body in protobuf.graphs_of(node))}
+
+
 _FAULTS: Mapping[str, Callable[[onnx.ModelProto], set[str]]] = {
     "onnxruntime refuses the attributes of the recurrent node that computes '{}'": _refused_nodes,
     "the model imports opset {}, which the installed onnx does not define": _unknown_opsets,
@@ -247,6 +253,7 @@ _FAULTS: Mapping[str, Callable[[onnx.ModelProto], set[str]]] = {
     "the data of tensor '{}', which may be sizes, is not in the file of the model": _external_sizes,
     "body input '{}' of a Loop declares no shape": _unshaped_loop_inputs,
     "a node of a body reads '{}' before it is computed": _read_too_early,
+    "a body of the node that computes '{}' has no name": _unnamed_bodies,
     "'{}' may be a name that onnxruntime gives when it inlines functions": _inlined_names,
     "several nodes have the name '{}'": _repeated_names,
 }

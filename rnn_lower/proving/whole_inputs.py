@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.walk import Scope, constant, nodes
+from rnn_lower.ir.walk import Scope, constant, nodes, subgraphs
+from rnn_lower.loops.unrolling import LOOPS
 from rnn_lower.proving.call import OutOfScopeError
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.model_inputs import required_inputs
-from rnn_lower.proving.whole_evaluator import COMPARE, NotRunError
+from rnn_lower.proving.whole_evaluator import COMPARE, COMPARISONS, NotRunError
 from rnn_lower.shapes.expressions import evaluated, names_in
 from rnn_lower.shapes.shape_info import symbol
 from rnn_lower.transforms.evaluate import computed_constants
@@ -29,6 +30,12 @@ SHAPES = ("Concat", "ConstantOfShape", "Expand", "Reshape", "Split", "Squeeze", 
 
 TABLES = ("Gather", "GatherElements", "GatherND")
 """Operators that look up rows of their first input by index."""
+
+POSITIONS = (*TABLES, "Scatter", "ScatterElements", "ScatterND", "Slice")
+"""Operators that select or replace elements at the positions that all but their first input give."""
+
+MOVED = ("Add", "Cast", "Concat", "Identity", "Neg", "Reshape", "Squeeze", "Sub", "Unsqueeze", "Where", *COMPARE)
+"""Operators that may compute with the number of a step: they add to it, or compare it with constants that are tried."""
 
 MOST_COUNTED = 2000
 """The largest constant beyond which sizes are tried. A graph may change its behaviour at any integer that an operator
@@ -142,8 +149,10 @@ def sizes_beyond_few(models: Sequence[ir.Model], required: Mapping[str, int]) ->
 def sizes_beyond_all(models: Sequence[ir.Model], required: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Yield sizes beyond the constants that a node compares with or a loop counts to.
 
-    Raises OutOfScopeError if one is too large.
+    Raises OutOfScopeError if one is too large, or if a loop may count otherwise.
     """
+    for model in models:
+        _check_step_numbers(model)
     numbers = _counted_numbers(models)
     large = [number for number in numbers if number > max(SIZES)]
     if large and large[-1] > MOST_COUNTED:
@@ -153,6 +162,27 @@ def sizes_beyond_all(models: Sequence[ir.Model], required: Mapping[str, int]) ->
     near = {number + more for number in numbers if 0 < number <= max(SIZES) for more in (0, 1)}
     beyond = [number + more for number in large[-MOST_LIMITS:] for more in (0, 2)]
     yield from _new_sizes(models[0], required, [*sorted(near), *beyond, ANY_COUNT])
+
+
+def _check_step_numbers(model: ir.Model) -> None:
+    """Raise OutOfScopeError if a loop body computes more with an integer than a position: it may be one only at first.
+
+    A position such as i - 5 * (i / 100) differs from i at no size that is tried.
+    """
+    bodies = (body for node, _ in nodes(model) if node.op_type in LOOPS for _, body in subgraphs(node))
+    waiting = [
+        value for body in bodies for value in body.inputs if value.dtype is not None and value.dtype.is_integer()
+    ]
+    seen = set(waiting)
+    while waiting:
+        for node, index in waiting.pop().uses():
+            is_position = node.op_type in POSITIONS and index > 0
+            if is_position or node.op_type in COMPARISONS or any(subgraphs(node)):
+                continue
+            if node.op_type not in MOVED:
+                raise OutOfScopeError(f"{node.op_type} '{node.name}' computes with the number of a step")
+            waiting += [value for value in node.outputs if value not in seen]
+            seen.update(node.outputs)
 
 
 def _new_sizes(model: ir.Model, required: Mapping[str, int], numbers: Iterable[int]) -> Iterator[dict[str, int]]:

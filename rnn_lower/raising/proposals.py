@@ -53,7 +53,7 @@ def regions(model: ir.Model) -> Iterator[Region]:
     for node in model.graph:
         if NODE_MARK in node.metadata_props:
             groups.setdefault(node.metadata_props[NODE_MARK], []).append(node)
-        elif node.op_type in LOOPS and node.domain == "":
+        elif node.op_type in LOOPS and node.domain == "" and "body" in node.attributes:
             yield Region(node.name or str(node.outputs[0].name), (node,), _results(model.graph, [node]))
     for name, nodes in groups.items():
         op_type = nodes[0].metadata_props.get("rnn_lower.op", "")

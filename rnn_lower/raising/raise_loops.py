@@ -104,7 +104,7 @@ def _folded(model: ir.Model) -> ir.Model:
     """A copy to guess from, with constants folded and unchanged states replaced by their initial values."""
     twin = model.clone()
     for node in twin.graph:
-        if node.op_type == "Loop" and node.domain == "":
+        if node.op_type == "Loop" and node.domain == "" and "body" in node.attributes:
             body = node.attributes["body"].as_graph()
             for before, after, start in zip(body.inputs[2:], body.outputs[1:], node.inputs[2:], strict=False):
                 if behind_identity(after) is before and start is not None:

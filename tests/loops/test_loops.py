@@ -714,3 +714,37 @@ def test_what_lowering_emits_is_raised(op, opset, form):
         op
     ]
     close(run_onnxruntime(raised, feeds), run_onnxruntime(model, feeds))
+
+
+@pytest.mark.parametrize("steps", [5, 120])
+def test_a_position_that_differs_from_the_step_only_later_is_not_raised(steps):
+    """i - 5 * (i / 10 / 10) is i below 100, and no constant tells so."""
+    rng = np.random.default_rng(0)
+    gather = [
+        helper.make_node("Div", ["i", "ten"], ["tens"]), helper.make_node("Div", ["tens", "ten"], ["hundreds"]),
+        helper.make_node("Mul", ["hundreds", "five"], ["back"]), helper.make_node("Sub", ["i", "back"], ["at"]),
+    ]  # fmt: skip
+    step = [
+        helper.make_node("Gather", ["frames", "at"], ["row"]), helper.make_node("MatMul", ["row", "w"], ["xw"]),
+        helper.make_node("MatMul", ["s", "r"], ["hr"]), helper.make_node("Add", ["xw", "hr"], ["sum"]),
+        helper.make_node("Tanh", ["sum"], ["s2"]),
+    ]  # fmt: skip
+    numbers = {"w": rng.normal(size=(3, 3)).astype("f4"), "r": rng.normal(size=(3, 3)).astype("f4")}
+
+    def raised_from(nodes):
+        model = _loop(nodes, [info("s", FLOAT, [2, 3])], None, ten=np.int64(10), five=np.int64(5), **numbers)
+        (node,) = model.graph.node
+        node.input[0] = "trips"
+        model.graph.input.append(info("frames", FLOAT, ["T", 2, 3]))
+        model.graph.node.insert(0, helper.make_node("Gather", ["sizes", "zero"], ["trips"]))
+        model.graph.node.insert(0, helper.make_node("Shape", ["frames"], ["sizes"]))
+        model.graph.initializer.extend(constants(zero=np.int64(0)))
+        return model, rnn_lower.raise_loops(model)
+
+    model, raised = raised_from(gather + step)
+    assert "RNN" not in {node.op_type for node in raised.graph.node}
+    feeds = {"x": np.ones((2, 3), "f4"), "frames": rng.normal(size=(steps, 2, 3)).astype("f4")}
+    assert same(model, raised, feeds)
+    plain, result = raised_from([helper.make_node("Identity", ["i"], ["at"]), *step])
+    assert "RNN" in {node.op_type for node in result.graph.node}
+    assert same(plain, result, feeds)

@@ -383,3 +383,24 @@ def test_a_clip_whose_min_is_greater_than_its_max_returns_max():
     lowered = rnn_lower.lower(model, target="portable", legalize_all=True)
     assert not any(node.op_type == "Clip" for node in lowered.graph.node)
     assert rnn_lower.prove(model, lowered).ok
+
+
+def test_a_body_without_a_name_is_a_fault_even_if_the_checker_refuses_the_original():
+    model, _ = build(Case("RNN", 17, outputs=("Y",)))
+    model.graph.output[0].type.tensor_type.ClearField("shape")  # which the checker requires, and onnxruntime does not
+    lowered = rnn_lower.lower(model, form="loop")
+    assert rnn_lower.prove(model, lowered).ok
+    loop = next(node for node in lowered.graph.node if node.op_type == "Loop")
+    next(each for each in loop.attribute if each.name == "body").g.name = ""
+    with pytest.raises(Exception, match="name"):
+        onnxruntime.InferenceSession(lowered.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert "has no name" in str(rnn_lower.prove(model, lowered))
+
+
+def test_a_loop_without_a_body_is_a_difference():
+    model, _ = build(Case("RNN", 17, outputs=("Y",)))
+    model.graph.node.append(helper.make_node("Relu", ["Y"], ["Z"]))
+    model.graph.output[0].name = "Z"
+    lowered = rnn_lower.lower(model)
+    model.graph.node[-1].op_type = "Loop"
+    assert not rnn_lower.prove(model, lowered).ok
