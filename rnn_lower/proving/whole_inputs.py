@@ -34,7 +34,10 @@ TABLES = ("Gather", "GatherElements", "GatherND")
 POSITIONS = (*TABLES, "Scatter", "ScatterElements", "ScatterND", "Slice")
 """Operators that select or replace elements at the positions that all but their first input give."""
 
-MOVED = ("Add", "Cast", "Concat", "Identity", "Neg", "Reshape", "Squeeze", "Sub", "Unsqueeze", "Where", *COMPARE)
+OF_STEPS = (
+    "Add", "Cast", "Clip", "Concat", "Identity", "Max", "Min", "Mod", "Neg", "Reshape", "Squeeze", "Sub", "Unsqueeze",
+    "Where",
+)  # fmt: skip
 """Operators that may compute with the number of a step: they add to it, or compare it with constants that are tried."""
 
 MOST_COUNTED = 2000
@@ -179,7 +182,7 @@ def _check_step_numbers(model: ir.Model) -> None:
             is_position = node.op_type in POSITIONS and index > 0
             if is_position or node.op_type in COMPARISONS or any(subgraphs(node)):
                 continue
-            if node.op_type not in MOVED:
+            if node.op_type not in OF_STEPS:
                 raise OutOfScopeError(f"{node.op_type} '{node.name}' computes with the number of a step")
             waiting += [value for value in node.outputs if value not in seen]
             seen.update(node.outputs)
