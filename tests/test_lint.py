@@ -421,6 +421,21 @@ def test_nodes_that_read_a_sparse_initializer_are_named(name, target, caplog):
             assert any("runs sparse initializers, of which this node reads one" in rule for rule in rules) == lacks
 
 
+@pytest.mark.parametrize("target", ["opencv", "tract"])
+@pytest.mark.parametrize("rank", [None, 3])
+def test_outputs_that_opencv_does_not_load(rank, target, caplog):
+    model, _ = build(Case("GRU", 17, N=2, outputs=("Y_h",)))
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("Y_h", onnx.TensorProto.FLOAT, None))
+    if rank is not None:
+        model.graph.output[0].CopyFrom(helper.make_tensor_value_info("Y_h", onnx.TensorProto.FLOAT, [None] * rank))
+    with caplog.at_level("WARNING", "rnn_lower"):
+        lowered = rnn_lower.lower(model, target=target)
+    rules = " ".join(finding.rule for finding in rnn_lower.lint(lowered, target).findings)
+    named = target == "opencv" and rank is None
+    assert ("loads no model whose output 'Y_h' declares no shape" in rules) == named
+    assert ("does not support 1 remaining node" in caplog.text) == named
+
+
 def test_nothing_is_said_without_a_target(caplog):
     with caplog.at_level("WARNING", "rnn_lower"):
         rnn_lower.lower(counting(helper.make_tensor("", onnx.TensorProto.INT64, [], [4])))

@@ -98,7 +98,7 @@ class Interpreter:
         self._undefined: dict[int, tuple[Array, ir.Node]] = {}
         self._groups: dict[ir.Node, Group | None] = {}
         self._graph = Graph((), (), 0)
-        self._passes = 0
+        self._passes = self._count = 0
         self.executed: set[ir.Graph] = set()
 
     def run(self, graph: Graph, inputs: Mapping[ir.Value, Array]) -> list[Array]:
@@ -139,6 +139,9 @@ class Interpreter:
         self._values[value] = array
 
     def _execute(self, node: ir.Node) -> Sequence[Array]:
+        self._count += 1
+        if self._count % 64 == 0:  # reading the clock may take longer than a node
+            check_time(self._deadline)
         try:
             results = self._results(node)
         except (OutOfScopeError, WrongError, NoStepsError, MemoryError):
@@ -227,8 +230,6 @@ class Interpreter:
             raise OutOfScopeError(
                 f"the loop bodies run more than {self.most_passes} times in total, which is the limit of the proof"
             )
-        if self._passes % 16 == 0:  # reading the clock may take longer than a step
-            check_time(self._deadline)
         for value, argument in zip(body.inputs, arguments, strict=True):
             self._bind(value, argument)
         for node in body:

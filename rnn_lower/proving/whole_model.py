@@ -17,7 +17,7 @@ from rnn_lower.proving.call import OutOfScopeError, cast_type, known
 from rnn_lower.proving.constant_inputs import content
 from rnn_lower.proving.element_types import is_exact
 from rnn_lower.proving.field import Array, Field
-from rnn_lower.proving.interpreter import Graph, Interpreter, check_shape, check_time
+from rnn_lower.proving.interpreter import Graph, Interpreter, check_shape
 from rnn_lower.proving.scalar_functions import arithmetic
 
 
@@ -53,7 +53,6 @@ class ModelInterpreter(Interpreter):
 
     trusted: Mapping[str, ir.Shape] | None = None
     narrow: Collection[ir.DataType | None] = ()
-    _count = 0
 
     held: dict[str, Array] | None = None
     """By node and state, the final states of the last run, where the next one starts; None if runs are independent."""
@@ -98,12 +97,6 @@ class ModelInterpreter(Interpreter):
     def _bind(self, value: ir.Value, array: Array) -> None:
         self._check_declared(value, array)
         super()._bind(value, array)
-
-    def _execute(self, node: ir.Node) -> Sequence[Array]:
-        self._count += 1
-        if self._count % 16 == 0:  # reading the clock may take longer than a node
-            check_time(self._deadline)
-        return super()._execute(node)
 
     def _results(self, node: ir.Node) -> Sequence[Array]:
         own = node.domain in DEFAULT_DOMAINS and node.op_type in OP_TYPES

@@ -171,6 +171,7 @@ KEYS: dict[str, Key] = {
     "empty": _FLAG,
     "functions": _FLAG,
     "sparse": _FLAG,
+    "output_shapes": _FLAG,
     "rank": Key(lambda value: _is_whole(value) and value > 0, "the highest rank, such as 4"),
     "static": _FLAG,
     "single_batch": _FLAG,

@@ -122,7 +122,13 @@ def _plain(
 ) -> Iterator[Finding]:  # fmt: skip
     """The findings for the nodes of a graph but these others. calls: by function, whether lowering inlines it."""
     checker = ConstraintChecker(target.constraints, scope.opset, declared_by(shape_info))
+    needs_shapes = target.output_shapes and scope.outer is None and isinstance(scope.graph, ir.Graph)
     for node in scope.graph:
+        if needs_shapes and (
+            bare := [value for value in node.outputs if value.is_graph_output() and value.shape is None]
+        ):
+            why = f"{target.name} loads no model whose output '{bare[0].name}' declares no shape"
+            yield Finding(display_name(node), node.op_type, scope.path, why, "declare the rank of the output")
         is_sparse = not target.sparse and any(value is not None and SPARSE in value.meta for value in node.inputs)
         if is_sparse:
             why = f"no test shows that {target.name} runs sparse initializers, of which this node reads one"

@@ -44,6 +44,7 @@ class Target:
     empty: whether it was shown to run tensors without elements, and a Loop without trips.
     functions: whether it was shown to run calls of a model's functions.
     sparse: whether it was shown to run sparse initializers.
+    output_shapes: whether it loads no model with an output that declares no shape.
     path: the path of its file.
     slow: the number of unrolled steps above which loading is slow, and the measured seconds for an LSTM at T = 400.
     """
@@ -66,6 +67,7 @@ class Target:
     empty: bool = False
     functions: bool = False
     sparse: bool = False
+    output_shapes: bool = False
     path: Path = Path()
 
     @property
@@ -124,6 +126,8 @@ class Target:
             yield "calls of functions", "supported"
         if self.sparse:
             yield "sparse initializers", "supported"
+        if self.output_shapes:
+            yield "outputs", "must declare their shapes"
         for op_type, largest in self.constraints.saturates.items():
             yield op_type, f"fails for arguments beyond {largest:g}, so they are limited"
         for op_type, limits in self.constraints.limits.items():
