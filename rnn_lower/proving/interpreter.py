@@ -86,7 +86,7 @@ class Interpreter:
     """Evaluates graphs over a field, and converts each constant to field elements once.
 
     limits: clip limits of recurrent nodes.  deadline: CPU time of this thread, after which OutOfScopeError is raised.
-    executed: the bodies that ran.
+    executed: the bodies that ran.  weighs: whether both branches of an If ran, because floats decide.
     """
 
     most_passes, most_elements = MOST_PASSES, MOST_ELEMENTS
@@ -100,6 +100,7 @@ class Interpreter:
         self._graph = Graph((), (), 0)
         self._passes = self._count = 0
         self.executed: set[ir.Graph] = set()
+        self.weighs = False
 
     def run(self, graph: Graph, inputs: Mapping[ir.Value, Array]) -> list[Array]:
         """The wanted values. inputs: the values that are only known at run time."""
@@ -247,6 +248,7 @@ class Interpreter:
         if len(then) != len(orelse) or any(a.shape != b.shape for a, b in zip(then, orelse, strict=False)):
             text = f"the condition of If '{node.name}' depends on floating-point values, and its branches"
             raise OutOfScopeError(f"{text} return different numbers of outputs, or outputs of different shapes")
+        self.weighs = True
         pairs = ([self._as_element(a), self._as_element(b)] for a, b in zip(then, orelse, strict=True))
         return [between(self.field, condition.reshape(()), a, b) for a, b in pairs]
 

@@ -116,13 +116,16 @@ def prove_streaming(
                     model.narrow = narrow
                 models[1].trusted = declared
                 compare = _difference if plan.inputs else _difference_of_calls
-                difference = difference or compare(chunked, point, field, models) or ""
+                if difference := compare(chunked, point, field, models) or "":
+                    break
             if not (difference := difference or chunked.uneven()):
                 difference, left_out = difference_in_floats(chunked)
                 limits = "; ".join(_limits(chunked, left_out))
                 return verdict(OUT_OF_SCOPE, difference) if difference else verdict(PROVED, limits)
         except (OutOfScopeError, NoStepsError, MemoryError) as error:
             return verdict(OUT_OF_SCOPE, str(error) or "a Scan runs on an empty sequence")
+        if any(model.weighs for model in models):  # a mean of both branches, of which each may have states of its own
+            return verdict(OUT_OF_SCOPE, "floats decide which branch of an If runs, and with it which states change")
         reason = reason or difference
     return verdict(DIFFERENT, reason)
 

@@ -111,3 +111,33 @@ def test_what_a_caller_may_give_instead_of_a_default_counts():
     streaming.graph.initializer.append(onnx.helper.make_tensor("by default", 1, [3], [1.0, 2.0, 3.0]))
     next(node for node in streaming.graph.node if node.op_type == "Mul").input[1] = "by default"
     assert not rnn_lower.prove_streaming(model, streaming)
+
+
+def test_states_of_branches_that_floats_choose_are_out_of_scope():
+    """The proof runs both branches and weighs them, although only one of them continues its state."""
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal((1, 3, 3)).astype("f4") for name in "WR"}
+    outputs = [onnx.helper.make_tensor_value_info(f"y{k}", onnx.TensorProto.FLOAT, None) for k in range(2)]
+    branches = [
+        onnx.helper.make_graph(
+            [onnx.helper.make_node("RNN", ["x", "W", "R"], [f"y{k}"], hidden_size=3, activations=[name])],
+            f"b{k}",
+            [],
+            [out],
+        )
+        for k, (name, out) in enumerate(zip(("Tanh", "Relu"), outputs, strict=True))
+    ]
+    nodes = [
+        onnx.helper.make_node("Greater", ["gain", "zero"], ["is_loud"]),
+        onnx.helper.make_node("If", ["is_loud"], ["y"], then_branch=branches[0], else_branch=branches[1]),
+    ]
+    inputs = [
+        onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["T", 1, 3]),
+        onnx.helper.make_tensor_value_info("gain", onnx.TensorProto.FLOAT, []),
+    ]
+    tensors = [onnx.numpy_helper.from_array(array, name) for name, array in (weights | {"zero": np.float32(0)}).items()]
+    result = [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["T", 1, 1, 3])]
+    graph = onnx.helper.make_graph(nodes, "choice", inputs, result, tensors)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    stream = rnn_lower.stream(model, axis="T")
+    assert "out of scope: floats decide which branch of an If runs" in rnn_lower.prove_streaming(model, stream).verdict
