@@ -47,12 +47,21 @@ LARGEST_EXACT = 2.0**53
 
 def is_certain(node: ir.Node, operands: Sequence[np.ndarray | None]) -> bool:
     """Whether runtimes compute from these constants what the evaluator computes. operands: None for absent ones."""
+    try:
+        return _agrees(node, operands)
+    except (IndexError, KeyError, TypeError, ValueError):  # of an invalid node, which a run reports
+        return False
+
+
+def _agrees(node: ir.Node, operands: Sequence[np.ndarray | None]) -> bool:
     op, arrays = node.op_type, [array for array in operands if array is not None]
     if any(array.dtype.kind in "OSU" for array in arrays):
         return False
     if op in MOVING:
         return _moves_alike(node, operands)
-    if not arrays or not all(map(_is_finite, arrays)):
+    if not arrays:  # such as a Constant
+        return True
+    if not all(map(_is_finite, arrays)):
         return False
     if op in ("Cast", "CastLike"):
         return _casts_alike(node, arrays)

@@ -7,12 +7,14 @@ from collections import defaultdict
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from judge import run_onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 from onnx.backend.test.case.node import collect_testcases
 
 import rnn_lower
+from rnn_lower.transforms.certainty import is_certain
 from rnn_lower.transforms.evaluate import TRUSTED, evaluator
 
 
@@ -132,3 +134,13 @@ def test_windows_of_constants_are_not_folded(op):
         for a, b in zip(wanted, run_onnxruntime(lowered, x), strict=True):
             np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5)
         assert rnn_lower.prove(model, lowered)
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "attributes"),
+    [("Cast", 1, {}), ("Cast", 1, {"to": 99}), ("CastLike", 1, {}), ("DequantizeLinear", 1, {}), ("Slice", 4, {})],
+)
+def test_invalid_nodes_are_uncertain(op, inputs, attributes):
+    node = ir.node(op, [ir.Value(name=f"x{k}") for k in range(inputs)], attributes)
+    operands = [np.ones(1, np.int8), *(np.array([number]) for number in (7, -9, 5, -1))]
+    assert not is_certain(node, operands[: max(1, inputs + (op == "Slice"))])
