@@ -71,7 +71,7 @@ class Field:
         mantissas, exponents = np.frexp(np.where(finite, numbers, 0.0))
         whole = np.abs(mantissas * 2.0**53).astype(np.uint64)
         result = self.multiply(self._modulo(whole), self._powers[exponents - 53 + _EXPONENTS])
-        result = np.where(mantissas < 0, self._p - result, result)
+        result = np.where(mantissas < 0, self.negative(result), result)
         if not finite.all():
             for index in np.flatnonzero(~finite):
                 self.symbols.add(str(numbers[index]))

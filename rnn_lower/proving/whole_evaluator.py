@@ -26,7 +26,6 @@ from rnn_lower.proving.integer_flow import IntegerFlow
 from rnn_lower.proving.movement import MOVED_BY_ONNX
 from rnn_lower.proving.whole_model import CASTS, ModelInterpreter
 from rnn_lower.proving.windows import SmallInputError
-from rnn_lower.transforms.certainty import is_certain
 from rnn_lower.transforms.evaluate import KNOWN, evaluate_node
 from rnn_lower.transforms.strip_weights import sizes_of
 
@@ -158,9 +157,8 @@ class WholeEvaluator(ModelInterpreter):
         is_real = any(operand is not None and operand.dtype == np.uint64 for operand in operands)
         rounds = flows and is_real and node.op_type not in (*MOVES, *COMPARE, "Cast")
         if own and not rounds and all(a is None or b is not None for a, b in zip(operands, numbers, strict=True)):
-            typed = [self._typed(value, array) for value, array in zip(node.inputs, numbers, strict=True)]
-            is_known = node.op_type in KNOWN and is_certain(node, typed)
-            results = self._computed(node, typed) if is_known else self._unknown(node, operands)
+            is_known = node.op_type in KNOWN
+            results = self._computed(node, numbers) if is_known else self._unknown(node, operands)
             self._latest[node] = operands, results
             return results
         self._use(operands)
@@ -198,9 +196,10 @@ class WholeEvaluator(ModelInterpreter):
     def _computed(self, node: ir.Node, numbers: Sequence[np.ndarray | None]) -> Sequence[Array]:
         """Run an operator on known numbers with onnx's evaluator."""
         self._limit_size(node, numbers)
+        typed = [self._typed(value, array) for value, array in zip(node.inputs, numbers, strict=True)]
         try:
             with np.errstate(all="ignore"):
-                results = evaluate_node(node, numbers, self._graph.opset)
+                results = evaluate_node(node, typed, self._graph.opset, certain=False)
         except Exception as error:
             raise NotRunError(f"{node.op_type} '{node.name}' cannot be evaluated ({type(error).__name__})") from None
         return [self._known(array) for array in results]

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from rnn_lower.ir.walk import Scope, constant, nodes, subgraphs
 from rnn_lower.loops.unrolling import LOOPS
-from rnn_lower.proving.call import OutOfScopeError
+from rnn_lower.proving.call import OutOfScopeError, cast_type
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.model_inputs import required_inputs
 from rnn_lower.proving.whole_evaluator import COMPARE, COMPARISONS, NotRunError
@@ -34,11 +34,11 @@ TABLES = ("Gather", "GatherElements", "GatherND")
 POSITIONS = (*TABLES, "Scatter", "ScatterElements", "ScatterND", "Slice")
 """Operators that select or replace elements at the positions that all but their first input give."""
 
-OF_STEPS = (
-    "Add", "Cast", "Clip", "Concat", "Identity", "Max", "Min", "Mod", "Neg", "Reshape", "Squeeze", "Sub", "Unsqueeze",
-    "Where",
-)  # fmt: skip
+OF_STEPS = ("Add", "Cast", "Concat", "Identity", "Neg", "Reshape", "Squeeze", "Sub", "Unsqueeze", "Where")
 """Operators that may compute with the number of a step: they add to it, or compare it with constants that are tried."""
+
+WIDE = (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.DOUBLE)
+"""The types that represent every number of a step; others wrap around or round."""
 
 MOST_COUNTED = 2000
 """The largest constant beyond which sizes are tried. A graph may change its behaviour at any integer that an operator
@@ -168,9 +168,9 @@ def sizes_beyond_all(models: Sequence[ir.Model], required: Mapping[str, int]) ->
 
 
 def _check_step_numbers(model: ir.Model) -> None:
-    """Raise OutOfScopeError if a loop body computes more with an integer than a position: it may be one only at first.
+    """Raise OutOfScopeError if a loop body computes otherwise with the integers that it receives, such as its step.
 
-    A position such as i - 5 * (i / 100) differs from i at no size that is tried.
+    The position i - 5 * (i / 100), for example, differs from i at no size that is tried.
     """
     bodies = (body for node, _ in nodes(model) if node.op_type in LOOPS for _, body in subgraphs(node))
     waiting = [
@@ -182,7 +182,8 @@ def _check_step_numbers(model: ir.Model) -> None:
             is_position = node.op_type in POSITIONS and index > 0
             if is_position or node.op_type in COMPARISONS or any(subgraphs(node)):
                 continue
-            if node.op_type not in OF_STEPS:
+            to = cast_type(node.attributes["to"].value) if node.op_type == "Cast" else ir.DataType.INT64
+            if node.op_type not in OF_STEPS or to not in WIDE:
                 raise OutOfScopeError(f"{node.op_type} '{node.name}' computes with the number of a step")
             waiting += [value for value in node.outputs if value not in seen]
             seen.update(node.outputs)

@@ -94,7 +94,7 @@ def prove_streaming(
     check_numbers(points=points, seed=seed)
     faults = _faults(original, streaming, plan, whole_is_new)
     original, streaming = inlined_document(original), inlined_document(streaming)
-    deadline, reason = time.thread_time() + seconds, ""
+    deadline, reason, weighs = time.thread_time() + seconds, "", False
     outputs, states = tuple(plan.outputs), tuple(state.output for state in plan.states)
     chunked = ChunkedRuns(original, streaming, plan, seed)
 
@@ -124,9 +124,9 @@ def prove_streaming(
                 return verdict(OUT_OF_SCOPE, difference) if difference else verdict(PROVED, limits)
         except (OutOfScopeError, NoStepsError, MemoryError) as error:
             return verdict(OUT_OF_SCOPE, str(error) or "a Scan runs on an empty sequence")
-        if any(model.weighs for model in models):  # a mean of both branches, of which each may have states of its own
-            return verdict(OUT_OF_SCOPE, "floats decide which branch of an If runs, and with it which states change")
-        reason = reason or difference
+        reason, weighs = reason or difference, weighs or any(model.weighs for model in models)
+    if weighs:  # a mean of both branches, of which each may have states of its own
+        return verdict(OUT_OF_SCOPE, "floats decide which branch of an If runs, and with it which states change")
     return verdict(DIFFERENT, reason)
 
 

@@ -386,6 +386,7 @@ def test_a_rank_that_is_only_declared_decides_no_conversion(op, opset, to, attri
     try:
         lowered = rnn_lower.lower(model, opset=to)
     except rnn_lower.UnsupportedError:
+        assert op != "Softmax"  # whose conversion needs no rank
         return
     rng = np.random.default_rng(0)
     feeds = {"X": rng.standard_normal([each.dim_value for each in model.graph.input[0].type.tensor_type.shape.dim])}
