@@ -20,13 +20,15 @@ SMALL = 1 << 17
 """Below this magnitude, the elements of integers have a sign; the sign of all other elements is a random function."""
 
 _CHUNK = 1 << 18
-_LARGE = 1000
 _EXPONENTS = 1200
 _PIECE, _PIECES, _DEPTH = 11, 3, 512
 """A product of 11 and 31 bits, summed up to 2048 times, is exact in float64; three pieces make an element."""
 
 _ELEMENTS = 1 << 22
-"""The most elements of a product that are computed at once, several copies of which are in memory."""
+"""The most elements of a product to compute at a time: its intermediate results need a multiple of their memory."""
+
+_LARGE = 1000
+"""The least elements of an array for which a division is faster than a remainder."""
 
 
 class Field:

@@ -149,7 +149,7 @@ class WholeEvaluator(ModelInterpreter):
 
     def _applied(self, node: ir.Node, operands: Sequence[Array | None], own: bool) -> Sequence[Array]:
         """Return the results of an operator without bodies."""
-        latest, results = self._latest.get(node, ((), ()))
+        latest, results = self._latest.get(node, ((), ()))  # the known operands of a loop's step rarely change
         if latest and all(map(operator.is_, latest, operands)):
             return results
         numbers = [self._number(operand) for operand in operands]

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from rnn_lower.ir.walk import Scope, constant, nodes, subgraphs
 from rnn_lower.loops.unrolling import LOOPS
 from rnn_lower.proving.call import OutOfScopeError, cast_type
+from rnn_lower.proving.element_types import WIDE_INTEGERS
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.model_inputs import required_inputs
 from rnn_lower.proving.whole_evaluator import COMPARE, COMPARISONS, NotRunError
@@ -37,7 +38,7 @@ POSITIONS = (*TABLES, "Scatter", "ScatterElements", "ScatterND", "Slice")
 OF_STEPS = ("Add", "Cast", "Concat", "Identity", "Neg", "Reshape", "Squeeze", "Sub", "Unsqueeze", "Where")
 """Operators that may compute with the number of a step: they add to it, or compare it with constants that are tried."""
 
-WIDE = (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.DOUBLE)
+WIDE = (*WIDE_INTEGERS, ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """The types that represent every number of a step; others wrap around or round."""
 
 MOST_COUNTED = 2000

@@ -125,7 +125,7 @@ def prove_streaming(
         except (OutOfScopeError, NoStepsError, MemoryError) as error:
             return verdict(OUT_OF_SCOPE, str(error) or "a Scan runs on an empty sequence")
         reason, weighs = reason or difference, weighs or any(model.weighs for model in models)
-    if weighs:  # a mean of both branches, of which each may have states of its own
+    if weighs:  # the mean of both branches, although only one of them updates its states
         return verdict(OUT_OF_SCOPE, "floats decide which branch of an If runs, and with it which states change")
     return verdict(DIFFERENT, reason)
 

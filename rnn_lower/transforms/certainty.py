@@ -1,12 +1,12 @@
 """Which constants every runtime computes as onnx's evaluator does, but for rounding.
 
-Kernels differ at the edges of element types: they compute 16-bit floats in 32 bits, integers in doubles, and treat NaN
-in their own ways. Whatever replaces a node by its result, or proves that this was right, must not meet these.
+Kernels differ at the edges of element types: they compute 16-bit floats in 32 bits and integers in doubles, and do not
+agree on NaN. Code that replaces a node by its result must leave such nodes alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from rnn_lower.builder.constants import ends_behind
 from rnn_lower.ir.traits import DATA_MOVEMENT
+from rnn_lower.ir.walk import integers
 
 MOVING = frozenset((
     *DATA_MOVEMENT, "Compress", "ConstantOfShape", "DepthToSpace", "EyeLike", "GatherElements", "GatherND", "NonZero",
@@ -30,10 +31,10 @@ OF_INTEGERS = frozenset((
 """Operators that compute integers in integers, which wrap around; others compute in floats or in other orders."""
 
 SUMMED = ("ReduceL1", "ReduceMean", "ReduceSum")
-"""Operators that sum integers in doubles on onnxruntime."""
+"""Operators that sum int64 in doubles on onnxruntime; other integers may wrap around."""
 
 QUANTIZED = ("MatMulInteger", "QuantizeLinear")
-"""Operators of 8-bit integers."""
+"""Operators that are certain for 8-bit integers only."""
 
 USUAL = ("bool", "float32", "float64", "int32", "int64")
 """The element types in which runtimes compute; 16-bit floats become wider in between."""
@@ -83,31 +84,23 @@ def _is_finite(array: np.ndarray) -> bool:
     return array.dtype.kind not in "fV" or bool(np.isfinite(array.astype(np.float64)).all())
 
 
-def _integers(node: ir.Node, name: str, operands: Sequence[np.ndarray | None], index: int) -> list[int] | None:
-    """Integers that are an attribute at some versions and an input at others."""
-    if name in node.attributes:
-        return list(node.attributes[name].value)
-    array = operands[index] if index < len(operands) else None
-    return None if array is None else [int(number) for number in np.ravel(array)]
-
-
 def _moves_alike(node: ir.Node, operands: Sequence[np.ndarray | None]) -> bool:
     """Whether runtimes agree on where elements go."""
-    x = operands[0] if operands else None
+    x, arrays = operands[0] if operands else None, dict(zip(node.inputs, operands, strict=False))
     if node.op_type == "NonZero":
         return x is None or x.ndim > 0
     if node.op_type == "Unsqueeze":
-        axes = _integers(node, "axes", operands, 1) or []
+        axes = integers(node, "axes", 1, arrays.get) or []
         return axes == sorted(axes) and (len(axes) < 2 or axes[0] >= 0)
     if node.op_type.startswith("Scatter"):
         return node.attributes.get_string("reduction", "none") == "none"
-    return node.op_type != "Slice" or x is None or not _is_backwards(node, x, operands)
+    return node.op_type != "Slice" or x is None or not _is_backwards(node, x, arrays.get)
 
 
-def _is_backwards(node: ir.Node, x: np.ndarray, operands: Sequence[np.ndarray | None]) -> bool:
+def _is_backwards(node: ir.Node, x: np.ndarray, array_of: Callable[[ir.Value], np.ndarray | None]) -> bool:
     """Whether a Slice with a negative step begins before the first element, or ends behind the last one."""
     names = ("starts", "ends", "axes", "steps")
-    starts, ends, axes, steps = (_integers(node, name, operands, k) for k, name in enumerate(names, 1))
+    starts, ends, axes, steps = (integers(node, name, k, array_of) for k, name in enumerate(names, 1))
     if starts is None or ends is None or steps is None:
         return False
     bounds = zip(axes or range(len(starts)), starts, steps, strict=False)
@@ -117,10 +110,8 @@ def _is_backwards(node: ir.Node, x: np.ndarray, operands: Sequence[np.ndarray | 
 
 def _casts_alike(node: ir.Node, arrays: Sequence[np.ndarray]) -> bool:
     """Whether runtimes agree on a cast; they round doubles to 16 bits in one or in two steps."""
-    x, to = (
-        arrays[0],
-        node.attributes["to"].value if node.op_type == "Cast" else ir.DataType.from_numpy(arrays[1].dtype),
-    )
+    x = arrays[0]
+    to = ir.DataType.from_numpy(arrays[1].dtype) if node.op_type == "CastLike" else node.attributes["to"].value
     goal = (ir.DataType[to] if isinstance(to, str) else ir.DataType(to)).numpy()  # a word before opset 6
     if str(goal) not in (CAST if str(x.dtype) in CAST else USUAL):
         return False

@@ -192,9 +192,9 @@ def _is_doubtful(node: ir.Node) -> bool:
         return True
     if {"axis", "broadcast"} <= node.attributes.keys():  # before opset 7; onnxscript ignores the axis
         return True
-    operands = [content_of(value, node) for value in node.inputs]
-    if any(operand is None and value is not None for operand, value in zip(operands, node.inputs, strict=True)):
+    if any(known_tensor(value) is None for value in node.inputs if value is not None):
         return False
+    operands = [content_of(value, node) for value in node.inputs]
     return divides_by_zero(node, operands) or not is_certain(node, operands)
 
 
