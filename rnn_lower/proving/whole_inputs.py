@@ -126,11 +126,11 @@ def _counted(node: ir.Node, scope: Scope, known: Mapping[ir.Value | None, np.nda
     axes = arrays[3] if node.op_type == "Slice" and len(arrays) > 3 else None
     for index, array in enumerate(arrays):
         kinds = "" if node.op_type in SHAPES else "iuf" if node.op_type in COMPARE else "iu"
-        if array is None or array.size > 4 or array.dtype.kind not in kinds or not kinds:
+        if array is None or array.size > 4 or array.dtype.kind not in kinds:
             continue
         if axes is not None and scope.outer is not None and index in (1, 2):
             array = array[np.ravel(axes)[: array.size] == 0]
-        yield from (int(number) for number in np.ravel(array) if np.isfinite(number) and abs(number) < 2**31 - 1)
+        yield from _numbers(array)
 
 
 def _counted_numbers(models: Sequence[ir.Model]) -> list[int]:
@@ -155,9 +155,7 @@ def sizes_beyond_all(models: Sequence[ir.Model], required: Mapping[str, int]) ->
 
     Raises OutOfScopeError if one is too large, or if a loop may count otherwise.
     """
-    for model in models:
-        _check_step_numbers(model)
-    numbers = _counted_numbers(models)
+    numbers = sorted({*_counted_numbers(models), *map(_most_steps, models)})
     large = [number for number in numbers if number > max(SIZES)]
     if large and large[-1] > MOST_COUNTED:
         raise OutOfScopeError(
@@ -168,26 +166,40 @@ def sizes_beyond_all(models: Sequence[ir.Model], required: Mapping[str, int]) ->
     yield from _new_sizes(models[0], required, [*sorted(near), *beyond, ANY_COUNT])
 
 
-def _check_step_numbers(model: ir.Model) -> None:
-    """Raise OutOfScopeError if a loop body computes otherwise with the integers that it receives, such as its step.
+def _most_steps(model: ir.Model) -> int:
+    """The largest step that a loop body can tell from the ones before it: the sum of what it adds or compares.
 
-    The position i - 5 * (i / 100), for example, differs from i at no size that is tried.
+    Raises OutOfScopeError if a body computes otherwise with the integers that it receives, such as its step. The
+    position i - 5 * (i / 100), for example, differs from i at no size that is tried.
     """
-    bodies = (body for node, _ in nodes(model) if node.op_type in LOOPS for _, body in subgraphs(node))
-    waiting = [
-        value for body in bodies for value in body.inputs if value.dtype is not None and value.dtype.is_integer()
-    ]
-    seen = set(waiting)
+    known = computed_constants((node, scope.opset) for node, scope in nodes(model))
+    loops = [node for node, _ in nodes(model) if node.op_type in LOOPS]
+    inputs = (value for node in loops for _, body in subgraphs(node) for value in body.inputs)
+    waiting = [value for value in inputs if value.dtype is not None and value.dtype.is_integer()]
+    seen, counting = set(waiting), dict.fromkeys(loops)
     while waiting:
         for node, index in waiting.pop().uses():
             is_position = node.op_type in POSITIONS and index > 0
-            if is_position or node.op_type in COMPARISONS or any(subgraphs(node)):
+            if is_position or any(subgraphs(node)):
+                continue
+            counting[node] = None
+            if node.op_type in COMPARISONS:
                 continue
             to = cast_type(node.attributes["to"].value) if node.op_type == "Cast" else ir.DataType.INT64
-            if node.op_type not in OF_STEPS or to not in WIDE:
+            multiplies = node.op_type in ("Add", "Sub") and seen.issuperset(node.inputs)
+            if node.op_type not in OF_STEPS or to not in WIDE or multiplies:
                 raise OutOfScopeError(f"{node.op_type} '{node.name}' computes with the number of a step")
             waiting += [value for value in node.outputs if value not in seen]
             seen.update(node.outputs)
+    arrays = [known.get(value, constant(value)) for node in counting for value in node.inputs]
+    return sum(max(map(abs, _numbers(array)), default=0) for array in arrays)
+
+
+def _numbers(array: np.ndarray | None) -> list[int]:
+    """The numbers of a small constant, without those that stand for no limit."""
+    if array is None or array.size > 4 or array.dtype.kind not in "iuf":
+        return []
+    return [int(number) for number in np.ravel(array) if np.isfinite(number) and abs(number) < 2**31 - 1]
 
 
 def _new_sizes(model: ir.Model, required: Mapping[str, int], numbers: Iterable[int]) -> Iterator[dict[str, int]]:

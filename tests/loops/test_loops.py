@@ -716,23 +716,44 @@ def test_what_lowering_emits_is_raised(op, opset, form):
     close(run_onnxruntime(raised, feeds), run_onnxruntime(model, feeds))
 
 
-@pytest.mark.parametrize("steps", [5, 120])
-def test_a_position_that_differs_from_the_step_only_later_is_not_raised(steps):
-    """i - 5 * (i / 10 / 10) is i below 100, and no constant tells so."""
+DIVIDED = [
+    helper.make_node("Div", ["i", "ten"], ["tens"]), helper.make_node("Div", ["tens", "ten"], ["hundreds"]),
+    helper.make_node("Mul", ["hundreds", "five"], ["back"]), helper.make_node("Sub", ["i", "back"], ["at"]),
+]  # fmt: skip
+"""i - 5 * (i / 10 / 10)"""
+
+SUMMED = [
+    *(helper.make_node("Sub", [f"d{k}" if k else "i", "thirty"], [f"d{k + 1}"]) for k in range(3)),
+    helper.make_node("Less", ["d3", "none"], ["early"]), helper.make_node("Sub", ["i", "five"], ["before"]),
+    helper.make_node("Where", ["early", "i", "before"], ["at"]),
+]  # fmt: skip
+"""i where i - 30 - 30 - 30 is negative, else i - 5"""
+
+DOUBLED = [
+    helper.make_node("Sub", ["i", "thirty"], ["d1"]), helper.make_node("Add", ["d1", "d1"], ["twice"]),
+    helper.make_node("Add", ["twice", "twice"], ["often"]),
+    *(helper.make_node("Sub", [f"r{k}" if k else "often", "i"], [f"r{k + 1}"]) for k in range(3)),
+    helper.make_node("Less", ["r3", "none"], ["early"]), helper.make_node("Sub", ["i", "five"], ["before"]),
+    helper.make_node("Where", ["early", "i", "before"], ["at"]),
+]  # fmt: skip
+"""i where 4 * (i - 30) - 3 * i is negative, else i - 5"""
+
+
+@pytest.mark.parametrize("gather", [DIVIDED, SUMMED, DOUBLED])
+@pytest.mark.parametrize("steps", [5, 125])
+def test_a_position_that_differs_from_the_step_only_later_is_not_raised(gather, steps):
+    """The position is the step until 90, 100 or 120, and no constant tells so."""
     rng = np.random.default_rng(0)
-    gather = [
-        helper.make_node("Div", ["i", "ten"], ["tens"]), helper.make_node("Div", ["tens", "ten"], ["hundreds"]),
-        helper.make_node("Mul", ["hundreds", "five"], ["back"]), helper.make_node("Sub", ["i", "back"], ["at"]),
-    ]  # fmt: skip
     step = [
         helper.make_node("Gather", ["frames", "at"], ["row"]), helper.make_node("MatMul", ["row", "w"], ["xw"]),
         helper.make_node("MatMul", ["s", "r"], ["hr"]), helper.make_node("Add", ["xw", "hr"], ["sum"]),
         helper.make_node("Tanh", ["sum"], ["s2"]),
     ]  # fmt: skip
     numbers = {"w": rng.normal(size=(3, 3)).astype("f4"), "r": rng.normal(size=(3, 3)).astype("f4")}
+    counts = {name: np.int64(number) for name, number in (("none", 0), ("five", 5), ("ten", 10), ("thirty", 30))}
 
     def raised_from(nodes):
-        model = _loop(nodes, [info("s", FLOAT, [2, 3])], None, ten=np.int64(10), five=np.int64(5), **numbers)
+        model = _loop(nodes, [info("s", FLOAT, [2, 3])], None, **counts, **numbers)
         (node,) = model.graph.node
         node.input[0] = "trips"
         model.graph.input.append(info("frames", FLOAT, ["T", 2, 3]))
