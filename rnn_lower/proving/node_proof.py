@@ -138,7 +138,8 @@ class _Comparison:
         dtypes = {name: shape_info.dtype(value) for name, value in inputs.items()}
         floats = (dtype for name, dtype in dtypes.items() if name != "sequence_lens")
         dtype = next((dtype for dtype in floats if dtype is not None), None)
-        self._dtypes = dtypes
+        unknown = {name: ir.DataType.INT32 if name == "sequence_lens" else dtype for name in dtypes}
+        self._dtypes = {name: known or unknown[name] for name, known in dtypes.items()}
         self._node = equations.read(node, dtype or ir.DataType.FLOAT)
         self._inputs = inputs
         self._shapes = {name: shape_info.shape(value) for name, value in inputs.items()}
@@ -146,10 +147,7 @@ class _Comparison:
         self._moved = {name: content(value, task.opset) for name, value in computed.items()}
         self._shapes |= {name: array.shape for name, array in self._moved.items() if array is not None}
         self._counterparts = {name: task.counterparts[name] for name in computed if name in task.counterparts}
-        types = {
-            value: dtypes[name] or (ir.DataType.INT32 if name == "sequence_lens" else dtype)
-            for name, value in self._counterparts.items()
-        }
+        types = {value: self._dtypes[name] for name, value in self._counterparts.items()}
         self._prefix = f"{task.name}/"
         self._program = Program(task.replaced, types, task.opset, dtype, task.visible, task.unread)
         declared = {value.name for value in node.outputs if value.shape is not None}

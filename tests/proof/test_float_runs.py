@@ -187,6 +187,21 @@ def test_batch_first_functions_below_opset_14(op, form):
     assert rnn_lower.prove(model, lowered).ok
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_an_input_of_unknown_type_has_that_of_the_weights(dtype):
+    """In a function nothing declares the type of a computed value."""
+    weights = [(name, np.linspace(-1, 1, 4).reshape(1, 2, 2).astype(dtype)) for name in ("W", "R")]
+    body = [helper.make_node("Constant", [], [name], value=numpy_helper.from_array(w)) for name, w in weights]
+    body += [helper.make_node("Neg", ["X"], ["x"]), helper.make_node("RNN", ["x", "W", "R"], ["Y"], hidden_size=2)]
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    function = helper.make_function("own", "Encoder", ["X"], ["Y"], body, imports[:1])
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    x, y = (helper.make_tensor_value_info(name, kind, None) for name in "XY")
+    graph = helper.make_graph([helper.make_node("Encoder", ["X"], ["Y"], domain="own")], "graph", [x], [y])
+    model = helper.make_model(graph, opset_imports=imports, functions=[function], ir_version=9)
+    assert rnn_lower.prove(model, rnn_lower.lower(model)).ok
+
+
 @pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
 @pytest.mark.parametrize("place", ["main", "if", "loop"])
 def test_folded_batch_first_models_below_opset_14(op, place):
