@@ -12,6 +12,9 @@ import numpy as np
 from rnn_lower.ir.walk import content_key
 from rnn_lower.proving.report import OutputReport
 
+SATURATED = 1e-7
+"""The least absolute tolerance for rounding: near their limits, runtimes compute functions only to so many digits."""
+
 
 class Comparison:
     """The largest differences of each output over several runs.
@@ -137,7 +140,8 @@ def compare(
         difference = np.where(same_special, 0.0, np.abs(x - y))
         difference = np.where(np.isnan(difference), np.inf, difference)
         relative = np.where(difference == 0, 0.0, difference / np.maximum(np.abs(x), np.finfo(np.float32).tiny))
-        near = (difference <= atol * _sizes(x, rounding) + rtol * np.abs(x)) & (difference < np.inf)
+        least = np.maximum(atol * _sizes(x, rounding), min(atol, SATURATED) if rounding else 0.0)
+        near = (difference <= least + rtol * np.abs(x)) & (difference < np.inf)
     within = same_special | near if rtol else same_special
     ok = bool(np.all(within))
     reason = "" if ok else f"{int(np.sum(~within))} of {x.size} values differ"

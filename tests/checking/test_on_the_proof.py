@@ -187,6 +187,14 @@ def test_many_large_numbers_hide_no_small_ones(large):
     assert compare("Y", wanted, cancelled, 1e-3, 1e-5, rounding=True).ok
 
 
+def test_a_saturated_function_may_be_zero_on_a_runtime():
+    """onnxruntime's Sigmoid of -33 is 0; only if all is proved, this can be nothing else."""
+    wanted, found = np.array([3.45e-15, 0], np.float32), np.zeros(2, np.float32)
+    assert compare("Y", wanted, found, 1e-3, 1e-5, rounding=True).ok
+    assert not compare("Y", wanted, found, 1e-3, 1e-5).ok
+    assert not compare("Y", wanted, found + np.float32(1e-6), 1e-3, 1e-5, rounding=True).ok
+
+
 def pair_of_nodes(shown: str) -> tuple[onnx.ModelProto, onnx.ModelProto]:
     """Two nodes, of which `shown` makes the second output, and the same with other recurrent weights of the second."""
     weights = ", ".join(f"float[1,4,{n}] {name} = {{{', '.join(['0.3'] * 4 * n)}}}" for name, n in (("W", 3), ("R", 4)))
