@@ -341,6 +341,8 @@ def _put_in_place(
         if name not in ours:
             value.name = names.unique(f"{display_name(node)}/{name}")
         value.shape = ours[name].shape if name in ours else None  # inference of one node invents names of sizes
+        if value.dtype == ir.DataType.UNDEFINED:  # in a function
+            value.type = None
     old_values = [value for value in node.outputs if value.name]
     new_values = [made_values[value.name] for value in old_values]
     substitute([node], new, old_values, new_values)

@@ -354,3 +354,13 @@ def test_squeezes_without_axes_before_opset_13():
             continue
         feeds = {"x": np.zeros((2, 1), np.float32)}
         assert [a.shape for a in run(model, feeds)] == [a.shape for a in run(lowered, feeds)]
+
+
+@pytest.mark.parametrize(("before", "after"), [(17, 11), (14, 12)])
+def test_a_converted_node_of_a_function_declares_no_type(before, after):
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : {before}, "own" : 1]>
+        g (float[4,2,3] X, float[1,2,3] W, float[1,2,2] R) => (float[4,1,2,2] Y) {{ Y = own.Encoder (X, W, R) }}
+        <domain: "own", opset_import: ["" : {before}]> Encoder (x, w, r) => (y) {{
+        one = Constant <value_ints = [1]> () u = Unsqueeze (x, one) s = Squeeze (u, one) y = RNN <hidden_size = 2> (s, w, r) }}""")
+    lowered = rnn_lower.lower(model, opset=after)
+    assert rnn_lower.prove(model, lowered)
