@@ -477,6 +477,22 @@ def test_a_node_that_reads_nan_is_no_evidence(stream, tmp_path):
         rnn_lower.check(model, lowered, inputs={"x": negative})
 
 
+@pytest.mark.parametrize("steps", [30, 45, 60])
+def test_a_proved_node_that_reads_what_overflowed_is_no_evidence(steps):
+    """States of a Relu grow eightfold in each step, and onnxruntime's LSTM does not pass on infinities."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[{steps},2,2] x) => (float[{steps},1,2,1] z)
+        <float[1,2,2] W = {{1, 0.5, 0.25, 1}}, float[1,2,2] R = {{8, 0, 0, -8}}, int64[1] one = {{1}},
+         float[1,4,2] V = {{-1, 1, 1, -1, 1, 1, -1, -0.5}}, float[1,4,1] Q = {{0.1, 0.2, 0.3, 0.4}}> {{
+        y = RNN <hidden_size = 2, activations = ["Relu"]> (x, W, R) s = Squeeze (y, one)
+        z = LSTM <hidden_size = 1> (s, V, Q) }}""")
+    if steps < 60:
+        assert rnn_lower.check(model, rnn_lower.lower(model)).ok
+        return
+    with pytest.raises(rnn_lower.RnnLowerError, match="reads NaN or infinity"):  # all inputs overflow
+        rnn_lower.check(model, rnn_lower.lower(model))
+
+
 def test_a_node_that_reads_huge_numbers_is_evidence():
     """A mask may be a huge number, whose weights are zero."""
     model = onnx.parser.parse_model("""
