@@ -36,7 +36,12 @@ class _Fixed:
         return sum(1 for name, _ in self.places if name == owner)
 
     def size(self, owner: str | None, axis: int, dim: Dim) -> Dim:
-        return self.places.get((owner or "", axis), self.symbols.get(dim, dim) if isinstance(dim, str) else dim)
+        """The size of an axis of a value. owner: its name, for an input."""
+        place = (owner or "", axis)
+        if place in self.places or not isinstance(dim, str):
+            return self.places.get(place, dim)
+        number = self.symbols.get(dim, evaluated(dim, self.symbols))
+        return dim if number is None else number
 
 
 def declared_shapes(model: ir.Model) -> Shapes:

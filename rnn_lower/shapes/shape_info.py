@@ -7,7 +7,7 @@ which is given no annotation, comes to the same.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import TypeAlias
 
 import onnx
@@ -109,10 +109,11 @@ class ShapeInfo:
         for graph, proto in _same_graphs(self._model.graph, self._outline.graph):
             infos = self._inferred.get(graph, {})
             open_ = [info for info in proto.value_info if info != infos.get(info.name)]
-            verdicts = {info.name: _verdict(info, infos.get(info.name)) for info in open_}
+            verdicts = {info.name: _verdict(info, infos.get(info.name), self._free) for info in open_}
             if None in verdicts.values():  # following the numbers of shapes through the graph tells more
                 infos = self._followed.get(graph, {})
-                verdicts |= {info.name: _verdict(info, infos.get(info.name)) for info in open_}
+                unclear = [info for info in open_ if verdicts[info.name] is None]
+                verdicts |= {info.name: _verdict(info, infos.get(info.name), self._free) for info in unclear}
             wrong = {name for name, verdict in verdicts.items() if verdict is False}
             yield from (value for node in (graph if wrong else ()) for value in node.outputs if value.name in wrong)
 
@@ -121,6 +122,12 @@ class ShapeInfo:
         """The names of all symbolic sizes in the model."""
         dims = (plain_dim(dim) for value in values(self._model) for dim in value.shape or ())
         return {dim for dim in dims if isinstance(dim, str)} - {*NO_NAMES}
+
+    @functools.cached_property
+    def _free(self) -> set[str]:
+        """The names of sizes that the inputs leave open."""
+        dims = (plain_dim(dim) for value in self._inputs for dim in value.shape or ())
+        return self.symbols.intersection(dim for dim in dims if isinstance(dim, str))
 
     def folded_sizes(self, node: ir.Node, layout: int) -> dict[str, int]:
         """seq_length and batch_size of a recurrent node from constant folding, which is slow."""
@@ -285,17 +292,19 @@ def _same_graphs(graph: ir.Graph, proto: onnx.GraphProto) -> Iterator[tuple[ir.G
             yield from _same_graphs(one, message)
 
 
-def _verdict(declared: onnx.ValueInfoProto, inferred: onnx.ValueInfoProto | None) -> bool | None:
-    """Whether the declared sizes equal the inferred ones; None if one is not inferred."""
-    stated, known = sizes_of(declared), None if inferred is None else sizes_of(inferred)
+def _verdict(
+    declared: onnx.ValueInfoProto, inferred: onnx.ValueInfoProto | None, free: Container[str]
+) -> bool | None:  # fmt: skip
+    """Whether the declared sizes equal the inferred ones; None if one is not inferred. free: sizes of the inputs."""
+    stated, known = sizes_of(declared), None if inferred is None else protobuf.dims_of(inferred)
     if stated is None or not any(size is not None for size in stated):
         return True
     if known is None:
         return None
-    pairs = list(zip(stated, known, strict=False))
-    if len(stated) != len(known) or any(a != b for a, b in pairs if a is not None and b is not None):
+    pairs = [(a, b) for a, b in zip(stated, known, strict=False) if a is not None]
+    if len(stated) != len(known) or any(a != b for a, b in pairs if isinstance(b, int) or b in free):
         return False
-    return None if any(b is None for a, b in pairs if a is not None) else True
+    return None if any(not isinstance(b, int) for _, b in pairs) else True
 
 
 def plain_dim(dim: int | ir.SymbolicDim) -> Dim:
