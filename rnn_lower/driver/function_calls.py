@@ -44,7 +44,7 @@ class Calls:
     def __init__(self, model: ir.Model) -> None:
         self._model = model
         self.domain = Names(_domains(model)).unique("rnn_lower")
-        self._names = Names(())
+        self._names, self._of_nodes = Names(()), Names(str(node.name) for node, _ in nodes(model) if node.name)
         self._functions: dict[tuple[Any, ...], ir.Function] = {}
         self._callers: list[Scope] = []
 
@@ -69,7 +69,8 @@ class Calls:
         self._callers.append(scope)
         function = self._functions[key]
         outputs = [ir.Value(name=f"{node.name}/{name}") for name in node.outputs]
-        call = ir.Node(self.domain, function.name, list(node.inputs.values()), outputs=outputs, name=node.name)
+        own = node.node.name or self._of_nodes.unique(node.name)  # which onnxruntime requires
+        call = ir.Node(self.domain, function.name, list(node.inputs.values()), outputs=outputs, name=own)
         call.metadata_props.update(node.origin)
         return call, list(function), new
 

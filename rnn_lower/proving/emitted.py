@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -78,14 +78,15 @@ class EmittedInterpreter(Interpreter):
     symbols: the sizes by symbolic name, or None for ambiguous names.
     most_work: the most products and elements to compute in one run.
     carried: the floats that loops carry, after each step.  initial: those with which they begin, if not their own.
-    sizes: the length of the sequence and the batch size.  prefix: how new names of sizes must begin.
+    sizes: the length of the sequence and the batch size.  is_own: whether a name of a size is a new one of the node.
     observed: what nodes did in all comparisons; interpreters may share it.
     copies: products of matrices that must not sum.  measured: as in `Counters`.
     recorded: None, or a list to which every computed array of field elements is appended.
     """
 
     longest: int | None = None
-    features, sizes, prefix = 0, (0, 0), "/"
+    features, sizes = 0, (0, 0)
+    is_own: Callable[[str], bool] = staticmethod(lambda _: False)
     most_work = 1 << 40
     copies: Collection[ir.Node] = ()
     measured: Mapping[ir.Node, int] = {}
@@ -112,10 +113,10 @@ class EmittedInterpreter(Interpreter):
         if value.shape is not None and all(value is not known for known in self._graph.declared):
             for dim, size in zip(value.shape, array.shape, strict=False):
                 name = "" if isinstance(dim, int) else str(dim.value or "")
-                if name.startswith(self.prefix):  # of this node alone
+                if name and self.is_own(name):
                     self.symbols.setdefault(name, size)
-                elif name and name not in self.symbols:  # another node may declare it as well
-                    raise WrongError(f"'{value.name}' declares a size '{name}', which is new")
+                elif name and self.symbols.get(name) is None:
+                    raise WrongError(f"'{value.name}' declares a size '{name}', which is new or has several values")
             check_shape(value, array, self.symbols)
         super()._bind(value, array)
 

@@ -64,6 +64,7 @@ class Task:
     counterparts: by ONNX input name, the lowered model's values for the node's inputs, if they exist.
     visible: the names in the enclosing scopes.  unread: results of emitted nodes that no node reads.
     deadline: CPU time of this thread, after which the node is out of scope.
+    declared_sizes: the new names of sizes that the emitted nodes of all tasks declare, with the replaced node.
     """
 
     node: ir.Node
@@ -76,6 +77,7 @@ class Task:
     visible: frozenset[str] = frozenset()
     unread: Sequence[ir.Value] = ()
     deadline: float = math.inf
+    declared_sizes: dict[str, ir.Node] = dataclasses.field(default_factory=dict)
 
 
 def prove_node(task: Task, points: int, seed: int) -> NodeProof:
@@ -148,7 +150,7 @@ class _Comparison:
         self._shapes |= {name: array.shape for name, array in self._moved.items() if array is not None}
         self._counterparts = {name: task.counterparts[name] for name in computed if name in task.counterparts}
         types = {value: self._dtypes[name] for name, value in self._counterparts.items()}
-        self._prefix = f"{task.name}/"
+        self._task = task
         self._program = Program(task.replaced, types, task.opset, dtype, task.visible, task.unread)
         declared = {value.name for value in node.outputs if value.shape is not None}
         self._program.declared = [value for value in task.replaced if value.name in declared]
@@ -258,7 +260,7 @@ class _Comparison:
             limits = () if self._node.limit is None else (self._node.limit,)
             interpreter = EmittedInterpreter(field, limits, self._deadline)
             interpreter.longest, interpreter.observed = self._known.longest, observed
-            interpreter.copies, interpreter.prefix = self._counters.copies, self._prefix
+            interpreter.copies, interpreter.is_own = self._counters.copies, self._is_own
             interpreter.measured = self._counters.measured
             fitting = Fitting()
             for case in (*starts, *cases[point]):
@@ -290,6 +292,11 @@ class _Comparison:
                 if body not in executed:
                     raise OutOfScopeError(f"the {name} of {node.op_type} '{node.name}' ran in no comparison")
         return None
+
+    def _is_own(self, size: str) -> bool:
+        """Whether a declared size is a new one of this node alone; runtimes may give values of one size one buffer."""
+        task = self._task
+        return size.startswith(f"{task.name}/") and task.declared_sizes.setdefault(size, task.node) is task.node
 
     def _random_starts(self) -> list[Case]:
         """The cases in which loops also begin with random states; none if all lengths are compared."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import schema_of, unfit
-from rnn_lower.ir.walk import NODE_MARK, known_tensor, subgraphs
+from rnn_lower.ir.walk import NODE_MARK, known_tensor, owner_of, subgraphs
 from rnn_lower.proving.call import OutOfScopeError, WrongError
 from rnn_lower.proving.element_types import DType, ElementTypes
 from rnn_lower.proving.emitted_uses import EMITTED
@@ -69,6 +69,8 @@ class Program(Graph):
             )
         if node is None or NODE_MARK not in node.metadata_props:
             raise WrongError(f"the lowered node reads '{value.name}', which is not an input of the original node")
+        if self.wanted and node.graph is not owner_of(self.wanted[0]):  # it would also run where the original does not
+            raise WrongError(f"{node.op_type} '{node.name}' is in another graph than the node that it replaces")
         return node
 
     def _check(self, node: ir.Node, visible: frozenset[str]) -> None:

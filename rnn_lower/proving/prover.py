@@ -171,6 +171,7 @@ def _tasks(
     may_vanish: no other node has changed, so only recurrent nodes that ignore them read the missing outputs.
     """
     missing, tasks = list[NodeProof](), list[Task]()
+    declared_sizes = dict[str, ir.Node]()
     paired = {old.graph: new for old, new in _pairs(before.model, after.model)}
     outputs = {
         scope.graph: {out.name: out for node in scope.graph for out in node.outputs} for scope in paired.values()
@@ -195,6 +196,7 @@ def _tasks(
         tasks.append(Task(
             node, name, scope.path, before.shape_info, _counterparts(node, paired, names),
             [value for value in replaced if value is not None], there.opset, visible, deadline=deadline,
+            declared_sizes=declared_sizes,
         ))  # fmt: skip
     return missing, tasks, [(old, scope.graph) for old, scope in paired.items()]
 

@@ -117,6 +117,13 @@ class ShapeInfo:
             wrong = {name for name, verdict in verdicts.items() if verdict is False}
             yield from (value for node in (graph if wrong else ()) for value in node.outputs if value.name in wrong)
 
+    def is_verified(self, value: ir.Value) -> bool:
+        """Whether inference finds all declared sizes of a value."""
+        declared, verified = value.shape, self.verified_shape(value)
+        if declared is None or verified is None or len(declared) != len(verified):
+            return declared is None
+        return all(not isinstance(size, int) or size == found for size, found in zip(declared, verified, strict=True))
+
     @functools.cached_property
     def symbols(self) -> set[str]:
         """The names of all symbolic sizes in the model."""

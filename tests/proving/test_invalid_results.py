@@ -404,3 +404,82 @@ def test_a_loop_without_a_body_is_a_difference():
     lowered = rnn_lower.lower(model)
     model.graph.node[-1].op_type = "Loop"
     assert not rnn_lower.prove(model, lowered).ok
+
+
+def two_nodes(first: str, second: str, output: str) -> onnx.ModelProto:
+    """Two independent nodes with these names, and with lengths and batch sizes of their own."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[T,N,2] x, float[S,M,2] z) => (float[T,1,N,2] y, float[S,1,M,2] out)
+        <float[1,2,2] W = {{0.1, 0.2, 0.3, 0.4}}, float[1,2,2] R = {{0.5, -0.6, 0.7, 0.8}}> {{
+        y = RNN <hidden_size = 2> (x, W, R) out, {output} = RNN <hidden_size = 2> (z, W, R) }}""")
+    for node, name in zip(model.graph.node, (first, second), strict=True):
+        node.name = name
+    return model
+
+
+NAMES = [("a", "a/b", "h", "a/b/q"), ("out", "", "h", "out/q"), ("a", "b", "h", "a/q")]
+
+
+@pytest.mark.parametrize(("first", "second", "output", "size"), NAMES)
+def test_new_sizes_belong_to_one_node(first, second, output, size):
+    """onnxruntime may give values of one declared size one buffer."""
+    model = two_nodes(first, second, output)
+    lowered = rnn_lower.lower(model, form="scan")
+    zeros = [node.output[0] for node in lowered.graph.node if node.op_type == "ConstantOfShape"]
+    for place, name in enumerate(zeros):
+        lowered.graph.node.append(marked("Exp", [name], [f"grown{place}"]))
+    assert rnn_lower.prove(model, lowered)
+    for place in range(2):
+        lowered.graph.value_info.append(helper.make_tensor_value_info(f"grown{place}", TensorProto.FLOAT, [size, 2]))
+    assert not rnn_lower.prove(model, lowered)
+
+
+@pytest.mark.parametrize("options", [{}, {"target": "onnxruntime"}, {"as_function": True}], ids=str)
+@pytest.mark.parametrize(("first", "second", "output", "size"), NAMES)
+def test_nodes_whose_names_resemble_each_other(first, second, output, size, options):
+    model = two_nodes(first, second, output)
+    lowered = rnn_lower.lower(model, **options)
+    feeds = {"x": np.ones((3, 2, 2), np.float32), "z": np.ones((4, 5, 2), np.float32)}
+    for a, b in zip(run_onnxruntime(model, feeds), run_onnxruntime(lowered, feeds), strict=True):
+        np.testing.assert_allclose(b, a, atol=1e-5)
+    assert rnn_lower.prove(model, lowered)
+
+
+def test_one_name_of_two_sizes_declares_nothing():
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[a,a,2] x) => (float[a,1,a,2] y)
+        <float[1,2,2] W = {0.1, 0.2, 0.3, 0.4}, float[1,2,2] R = {0.5, -0.6, 0.7, 0.8}> {
+        [rnn] y = RNN <hidden_size = 2> (x, W, R) }""")
+    lowered = rnn_lower.lower(model, form="scan")
+    zeros = next(node.output[0] for node in lowered.graph.node if node.op_type == "ConstantOfShape")
+    assert rnn_lower.prove(model, lowered)
+    lowered.graph.value_info.append(helper.make_tensor_value_info(zeros, TensorProto.FLOAT, ["a", 2]))
+    assert not rnn_lower.prove(model, lowered)
+
+
+def test_nodes_of_a_branch_stay_in_it():
+    """In the main graph they would also run where the branch does not."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[T,N,I] x, bool c) => (float[T,D,N,O] y)
+        <float[1,2,2] W = {0.1, 0.2, 0.3, 0.4}, float[1,2,2] R = {0.5, -0.6, 0.7, 0.8}, int64[1] one = {1}> {
+        y = If (c) <then_branch = t () => (float[T,1,N,2] a) { [rnn] a = RNN <hidden_size = 2> (x, W, R) },
+                    else_branch = e () => (float[T,1,N,I] b) { b = Unsqueeze (x, one) }> }""")
+    lowered = rnn_lower.lower(model)
+    assert rnn_lower.prove(model, lowered)
+    branch = next(each.g for each in lowered.graph.node[-1].attribute if each.name == "then_branch")
+    moved = branch.node[0]
+    lowered.graph.initializer.extend(branch.initializer)
+    del branch.initializer[:], branch.value_info[:]
+    lowered.graph.node.insert(0, moved)
+    del branch.node[0]
+    assert not rnn_lower.prove(model, lowered)
+
+
+def test_sizes_that_only_branches_read_may_be_dropped():
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[L] x, int64[3] shape, bool c) => (float[T,1,2,2] y)
+        <float[T,2,2] rows, float[1,2,2] W = {0.1, 0.2, 0.3, 0.4}, float[1,2,2] R = {0.5, -0.6, 0.7, 0.8}> {
+        rows = Reshape (x, shape)
+        s = If (c) <then_branch = t () => (float[T,2,2] a) { a = Neg (rows) },
+                    else_branch = e () => (float[T,2,2] b) { b = Abs (rows) }>
+        y = RNN <hidden_size = 2> (s, W, R) }""")
+    assert rnn_lower.prove(model, rnn_lower.lower(model))
