@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from rnn_lower.builder.graph_builder import GraphBuilder
 from rnn_lower.tune.batched_directions import batch_directions
+from rnn_lower.tune.broadcast_operands import copy_broadcast
 from rnn_lower.tune.empty_scan import guard_empty_scan
 from rnn_lower.tune.scan_step import last_operation_outside, name_batch, product_per_activation, weights_in_body
 from rnn_lower.tune.transposed_weights import transpose_before_squeeze
@@ -26,6 +27,7 @@ REWRITES: Mapping[str, Rewrite | None] = {
     "name_batch": name_batch,
     "guard_empty_scan": guard_empty_scan,
     "transpose_before_squeeze": transpose_before_squeeze,
+    "copy_broadcast": copy_broadcast,
     "weights_in_body": None,
 }
 """The rewrites by name, in the order of application. The last one needs all nodes of a model (`weights_in_body`)."""
