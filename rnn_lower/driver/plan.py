@@ -24,7 +24,7 @@ from rnn_lower.errors import (
     UnsupportedError,
     UnsupportedOpError,
 )
-from rnn_lower.ir.walk import Scope, count_nodes, default_opset, recurrent_nodes, used_names, with_bodies
+from rnn_lower.ir.walk import Scope, count_nodes, default_opset, recurrent_nodes, used_names, values, with_bodies
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.legalizer import drop_unread, legalize
 from rnn_lower.lowering.lowering import builder_of, lower_node
@@ -159,7 +159,8 @@ class Plan:
         """Drop declared sizes of the nodes' inputs and outputs that inference cannot verify or that conflict with it.
 
         Runtimes believe them: they reshape products and states by them, and refuse bodies that declare other ones. So
-        those of the model's own outputs are dropped too where they are near, and only there, with a warning.
+        those of the model's own outputs are dropped too where they are near, and only there, with a warning. A target
+        that refuses wrong sizes gets none that are unverified.
         """
         fixed = verified_fixed_shapes(self._model, self._shape_info)
         if not self.sites and not fixed:
@@ -169,9 +170,11 @@ class Plan:
         bodies = dict(shapes_of_bodies(consumed))
         near = dict.fromkeys((*unverified_values(consumed, self._shape_info), *node_outputs, *reshaped(node_outputs)))
         main, ends = self._model.graph, set(self._model.graph.outputs)
+        doubtful = dict.fromkeys(self._doubtful())
         firm = {*main.inputs, *(ends - near.keys() - fixed.keys())}
+        firm -= doubtful.keys() if self._target.true_shapes else set()
         scopes = list({site.scope.graph: site.scope for site in self.sites}.values())
-        for value in dict.fromkeys((*near, *bodies, *self._shape_info.conflicting_values(), *fixed)):
+        for value in dict.fromkeys((*near, *bodies, *doubtful, *fixed)):
             is_unverified = value in near or value not in fixed
             shape = ir.Shape(self._shape_info.shape(value) or ()) if is_unverified else fixed[value]
             for graph in (bodies.get(value), *declared_in(value, scopes)):
@@ -179,13 +182,21 @@ class Plan:
                     graph.meta.setdefault(VERIFIED_SHAPES, {})[value.name] = shape
             if value.shape is None or value in firm or value.is_initializer():
                 continue
-            if value not in fixed and len(shape) == len(value.shape):  # as in a file, no size is added
+            if self._target.true_shapes and value in doubtful:
+                shape = ir.Shape(self._shape_info.verified_shape(value) or [None] * len(value.shape))
+            elif value not in fixed and len(shape) == len(value.shape):  # as in a file, no size is added
                 shape = ir.Shape(
                     [new if isinstance(old, int) else old for old, new in zip(value.shape, shape, strict=True)]
                 )
             declared_shape, value.shape = value.shape, shape
             if value in ends:
                 warn_of_output(value, declared_shape, shape)
+
+    def _doubtful(self) -> Iterable[ir.Value]:
+        """The values whose declared sizes are dropped wherever they are."""
+        if self._target.true_shapes:
+            return (value for value in values(self._model) if not self._shape_info.is_verified(value, names=True))
+        return self._shape_info.conflicting_values()
 
     def _planned(self) -> list[Site]:
         """The sites with their forms. Raises UnmetRequirementError with the requirements of all nodes."""

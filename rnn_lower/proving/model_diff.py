@@ -146,9 +146,9 @@ class _Diff:
     def _without_sizes(
         self, old: onnx.ValueInfoProto, new: onnx.ValueInfoProto, is_end: bool
     ) -> onnx.ValueInfoProto:  # fmt: skip
-        """The old declaration, without numbers that the new one lacks; those of inputs and most outputs must stay.
+        """The old declaration, without sizes that the new one lacks; those of inputs and most outputs must stay.
 
-        Fewer numbers change no result, and lowering drops those that it cannot verify, because runtimes believe them.
+        Fewer sizes change no result, and lowering drops those that it cannot verify, because runtimes believe them.
         """
         if old == new or (is_end and old.name not in self._doubtful):
             return old
@@ -158,6 +158,8 @@ class _Diff:
         for dim, new_dim in zip(dims, new_type.shape.dim, strict=False):
             if dim.HasField("dim_value") and not new_dim.HasField("dim_value"):
                 dim.ClearField("dim_value")
+            if not new_dim.HasField("dim_value") and not new_dim.HasField("dim_param"):
+                dim.ClearField("dim_param")
         if not new_type.HasField("shape"):
             copy.type.tensor_type.ClearField("shape")
         return copy

@@ -117,12 +117,14 @@ class ShapeInfo:
             wrong = {name for name, verdict in verdicts.items() if verdict is False}
             yield from (value for node in (graph if wrong else ()) for value in node.outputs if value.name in wrong)
 
-    def is_verified(self, value: ir.Value) -> bool:
-        """Whether inference finds all declared sizes of a value."""
+    def is_verified(self, value: ir.Value, names: bool = False) -> bool:
+        """Whether inference finds all declared sizes of a value. names: also symbolic ones."""
         declared, verified = value.shape, self.verified_shape(value)
         if declared is None or verified is None or len(declared) != len(verified):
             return declared is None
-        return all(not isinstance(size, int) or size == found for size, found in zip(declared, verified, strict=True))
+        sizes = map(plain_dim, declared)
+        stated = ((size, found) for size, found in zip(sizes, verified, strict=True) if names or isinstance(size, int))
+        return all(size in (None, found) for size, found in stated)
 
     @functools.cached_property
     def symbols(self) -> set[str]:
@@ -213,12 +215,15 @@ class ShapeInfo:
         return arguments
 
     def _inferred_shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
-        """The inferred shape, without the names that inference invents for unknown sizes."""
+        """The inferred shape, without the names that inference invents for unknown sizes.
+
+        The model may declare these names elsewhere, as shape inference wrote them before.
+        """
         info = self._inferred_info(value)
         dims = None if info is None else protobuf.dims_of(info)
         if dims is None:
             return None
-        return tuple(dim if isinstance(dim, int) or dim in self.symbols else None for dim in dims)
+        return tuple(dim if isinstance(dim, int) or dim in self._free else None for dim in dims)
 
     def _inferred_dtype(self, value: ir.Value) -> int:
         """The number of the element type, or 0."""

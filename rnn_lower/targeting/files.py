@@ -172,6 +172,8 @@ KEYS: dict[str, Key] = {
     "functions": _FLAG,
     "sparse": _FLAG,
     "output_shapes": _FLAG,
+    "true_shapes": _FLAG,
+    "named_batch": _FLAG,
     "rank": Key(lambda value: _is_whole(value) and value > 0, "the highest rank, such as 4"),
     "static": _FLAG,
     "single_batch": _FLAG,

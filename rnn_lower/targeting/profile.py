@@ -45,6 +45,8 @@ class Target:
     functions: whether it was shown to run calls of a model's functions.
     sparse: whether it was shown to run sparse initializers.
     output_shapes: whether it loads no model with an output that declares no shape.
+    true_shapes: whether it loads no model that declares a wrong size.
+    named_batch: whether a Scan needs a batch size that is a number or the name of a size of an input.
     path: the path of its file.
     slow: the number of unrolled steps above which loading is slow, and the measured seconds for an LSTM at T = 400.
     """
@@ -68,6 +70,8 @@ class Target:
     functions: bool = False
     sparse: bool = False
     output_shapes: bool = False
+    true_shapes: bool = False
+    named_batch: bool = False
     path: Path = Path()
 
     @property
@@ -128,6 +132,10 @@ class Target:
             yield "sparse initializers", "supported"
         if self.output_shapes:
             yield "outputs", "must declare their shapes"
+        if self.true_shapes:
+            yield "declared sizes", "must be true, so sizes that cannot be verified are dropped"
+        if self.named_batch:
+            yield "Scan", "the batch size must be known or the size of an input, not computed from several sizes"
         for op_type, largest in self.constraints.saturates.items():
             yield op_type, f"fails for arguments beyond {largest:g}, so they are limited"
         for op_type, limits in self.constraints.limits.items():
@@ -153,10 +161,16 @@ class Target:
 
     def choose_form(self, node: RecurrentNode, opset: int) -> str:
         """The form for a node if no form is requested."""
-        length = node.static_length
-        if "unroll" in self.forms and length is not None and length <= self.unroll_up_to:
+        length, most = node.static_length, self.unroll_up_to
+        if self.needs_name(node):
+            most = max(most, self.slow[0] if self.slow else 0)
+        if "unroll" in self.forms and length is not None and length <= most:
             return "unroll"
         return next(iter(self.forms_for(node, opset)), "loop")
+
+    def needs_name(self, node: RecurrentNode) -> bool:
+        """Whether a Scan is known to fail because the model computes the batch size."""
+        return self.named_batch and node.batch_size is None
 
     def why(self, node: RecurrentNode, form: str) -> str:
         """The reason for the choice of this form, for display."""
@@ -166,6 +180,8 @@ class Target:
             return f"{self.name} supports no other form"
         if form == "unroll" and node.static_length == 1:
             return "one step"
+        if form == "unroll" and self.needs_name(node):
+            return f"the Scan of {self.name} fails if the model computes the batch size"
         if self.path == Path():
             return "canonical"
         return (

@@ -483,3 +483,22 @@ def test_sizes_that_only_branches_read_may_be_dropped():
                     else_branch = e () => (float[T,2,2] b) { b = Abs (rows) }>
         y = RNN <hidden_size = 2> (s, W, R) }""")
     assert rnn_lower.prove(model, rnn_lower.lower(model))
+
+
+@pytest.mark.parametrize("options", [{}, {"form": "loop"}, {"target": "onnxruntime"}, {"opset": 13}], ids=str)
+def test_names_that_inference_invents_again_are_no_names(options):
+    """Inference wrote unk__1 for another value; without the declarations it calls the batch size of the node so."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[T,N,2] x, float[M,2] z) => (float[T,1,B,2] y, float[unk__1,2] out) <float[unk__1,2] u, float[unk__1,2] v,
+         float[unk__1,2] grown, float[unk__1,2] more, float[1,2,2] W = {0.1, 0.2, 0.3, 0.4},
+         float[1,2,2] R = {0.5, -0.6, 0.7, 0.8}, int64[1] no = {0}, int64[1] end = {-1}, int64[1] one = {1}> {
+        u = Slice (z, no, end, no) v = Exp (u) grown = Tanh (v) more = Exp (grown) out = Neg (more)
+        few = Slice (x, no, end, one) y = RNN <hidden_size = 2> (few, W, R) }""")
+    lowered = rnn_lower.lower(model, **options)
+    for rows, others in ((2, 5), (5, 2), (3, 3)):
+        feeds = {"x": np.ones((4, rows + 1, 2), np.float32), "z": np.ones((others + 1, 2), np.float32)}
+        for a, b in zip(run_onnxruntime(model, feeds), run_onnxruntime(lowered, feeds), strict=True):
+            np.testing.assert_allclose(b, a, atol=1e-5)
+    assert rnn_lower.prove(model, lowered)
+    declared = [info for info in lowered.graph.value_info if info.name not in {"u", "v", "grown", "more"}]
+    assert not any(dim.dim_param == "unk__1" for info in declared for dim in info.type.tensor_type.shape.dim)

@@ -97,6 +97,33 @@ def test_tract_multiplies_what_was_repeated(op, form):
     close(RUNNERS["tract"][1](lowered, feeds), run_onnxruntime(model, feeds))
 
 
+def test_tract_with_a_computed_batch():
+    """Its Scan fails if the batch size is a product of two sizes, so that few steps are unrolled."""
+    needs("tract")
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[batch,time,9,2] x) => (float[9,1,M,2] y) <int64[3] shape = {-1, 9, 2},
+         float[1,2,2] W = {0.1, 0.2, 0.3, 0.4}, float[1,2,2] R = {0.5, -0.6, 0.7, 0.8}> {
+        rows = Reshape (x, shape) bands = Transpose <perm = [1, 0, 2]> (rows) y = RNN <hidden_size = 2> (bands, W, R) }""")
+    lowered = rnn_lower.lower(model, target="tract")
+    feeds = {"x": np.linspace(-1, 1, 2 * 5 * 9 * 2, dtype=np.float32).reshape(2, 5, 9, 2)}
+    close(RUNNERS["tract"][1](lowered, feeds), run_onnxruntime(model, feeds))
+    assert "Scan" in {node.op_type for node in rnn_lower.lower(model, target="tract", form="scan").graph.node}
+
+
+def test_tract_gets_no_untrue_sizes():
+    """torch.export declares the length of its example, although the length is free; tract refuses such a model."""
+    needs("tract")
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[T,N,2] x) => (float[N,6,2] out) <float[N,6,2] turned, int64[1] one = {1},
+         float[1,2,2] W = {0.1, 0.2, 0.3, 0.4}, float[1,2,2] R = {0.5, -0.6, 0.7, 0.8}> {
+        y = RNN <hidden_size = 2> (x, W, R) rows = Squeeze (y, one) turned = Transpose <perm = [1, 0, 2]> (rows)
+        out = Tanh (turned) }""")
+    lowered = rnn_lower.lower(model, target="tract")
+    feeds = {"x": np.linspace(-1, 1, 4 * 3 * 2, dtype=np.float32).reshape(4, 3, 2)}
+    close(RUNNERS["tract"][1](lowered, feeds), run_onnxruntime(model, feeds))
+    assert rnn_lower.prove(model, lowered)
+
+
 @pytest.mark.parametrize("name", ["openvino", "tract", "onnxruntime", "onnx-reference"])
 @pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
 def test_symbolic_length_and_batch(op, name):
