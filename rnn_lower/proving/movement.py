@@ -10,6 +10,7 @@ import numpy as np
 from rnn_lower.builder.constants import ends_behind, sliced
 from rnn_lower.ir.walk import constant
 from rnn_lower.proving.call import Call, Operator, OutOfScopeError, WrongError, known
+from rnn_lower.proving.elementwise import between
 from rnn_lower.proving.field import Array
 from rnn_lower.transforms.evaluate import evaluate_node
 from rnn_lower.transforms.reference_operators import padded
@@ -187,6 +188,19 @@ def _moved(call: Call) -> list[Array]:
         raise OutOfScopeError(f"{call.label} cannot be evaluated ({type(error).__name__})") from None
 
 
+def _one_hot(call: Call) -> Array:
+    """Floats choose by a random function of the index and the place."""
+    field, depth, (off, on) = call.field, int(call.integers(1).ravel()[0]), call[2]
+    axis = call.attribute("axis", -1) % (call[0].ndim + 1)
+    indices = np.expand_dims(call[0], axis)
+    places = np.arange(depth).reshape([-1 if k == axis else 1 for k in range(indices.ndim)])
+    if indices.dtype == np.uint64:
+        chosen = field.function("one hot at", field.add(field.function("next", indices), field.integers(places)))
+        on, off = (each if each.dtype == np.uint64 else field.integers(each) for each in (on, off))
+        return between(field, chosen, on, off)
+    return np.asarray(np.where((indices == places) | (indices + depth == places), on, off))
+
+
 def _reverse_sequence(call: Call) -> list[Array]:
     axis, lengths = call.attribute("time_axis", 0), call.integers(1)
     if {axis, call.attribute("batch_axis", 1)} != {0, 1}:
@@ -204,8 +218,8 @@ MOVED_BY_ONNX = (
 MOVEMENT: dict[str, Operator] = {
     **dict.fromkeys(MOVED_BY_ONNX, _moved), "Concat": _concat, "ConstantOfShape": _constant_of_shape,
     "Dropout": _dropout, "Expand": _expand, "Flatten": _flatten, "Gather": _gather, "Identity": lambda call: call[0],
-    "NonZero": _non_zero, "Pad": _pad, "Range": _range, "Reshape": _reshape, "ReverseSequence": _reverse_sequence,
-    "Shape": _shape, "Size": lambda call: np.array(call[0].size, np.int64), "Slice": _slice, "Split": _split,
-    "Squeeze": _squeeze, "Tile": _tile,
+    "NonZero": _non_zero, "OneHot": _one_hot, "Pad": _pad, "Range": _range, "Reshape": _reshape,
+    "ReverseSequence": _reverse_sequence, "Shape": _shape, "Size": lambda call: np.array(call[0].size, np.int64),
+    "Slice": _slice, "Split": _split, "Squeeze": _squeeze, "Tile": _tile,
     "Transpose": lambda call: np.transpose(call[0], call.attribute("perm")), "Unsqueeze": _unsqueeze,
 }  # fmt: skip

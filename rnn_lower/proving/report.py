@@ -115,8 +115,9 @@ class CheckReport:
             failed = f"NOTHING COMPARED ({self.nothing_compared})"
         elif dataclasses.replace(self, unreached=()).ok:
             failed = (
-                f"NOTHING COMPARED for {number_of(len(self.unreached))} without a proof, because no output shows a "
-                "run with three steps and batch rows of different lengths; provide such inputs (--inputs X.npz)"
+                f"NOTHING COMPARED for {number_of(len(self.unreached))} without a proof, because no output shows "
+                "other recurrent weights in a run with three steps, and with batch rows of different lengths if it has "
+                "sequence_lens; provide such inputs (--inputs X.npz) or a smaller tolerance (--rtol)"
             )
         nodes = len(self.proved) + len(self.runs_of_unproved)
         counts = f"{len(self.proved)} of {number_of(nodes, 'replaced node')} proved, {number_of(self.runs, 'run')}"

@@ -241,6 +241,17 @@ def top(ctx: RuleContext) -> list[AxisInfo]:
     return [x.moved(along(ctx, x), [kept if k == axis else dim for k, dim in enumerate(x.sizes)])] * 2
 
 
+def one_hot(ctx: RuleContext) -> list[AxisInfo]:
+    """A OneHot of each frame; its depth and its values must not depend on the length of the stream."""
+    x, depth = ctx.x(), ctx.content(1)
+    if any(info is not None and info.is_timed for info in ctx.inputs[1:]):
+        raise ctx.refuse("its result depends on the length of the stream")
+    axis = ctx.attribute("axis", -1) % (x.rank + 1)
+    found = mapped(ctx, [range(x.rank)], [*range(axis), None, *range(axis, x.rank)], "")
+    new = size(ctx.fresh(axis)) if depth is None else depth[0]
+    return [found.moved(along(ctx, found), [new if k == axis else dim for k, dim in enumerate(found.sizes)])]
+
+
 def _reduced(ctx: RuleContext, x: AxisInfo, axes: set[int]) -> list[AxisInfo]:
     keepdims = bool(ctx.attribute("keepdims", 1))
     if ctx.may_lack_frames(x) and x.axis not in axes:

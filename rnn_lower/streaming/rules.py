@@ -54,6 +54,7 @@ TABLE = (
           "ReduceLogSumExp", "ReduceSumSquare"), pointwise.reduce, lead=True),
     Rule(("ArgMax", "ArgMin"), pointwise.arg_reduce, lead=True),
     Rule(("TopK",), pointwise.top, lead=True),
+    Rule(("OneHot",), pointwise.one_hot, lead=True),
     Rule(("QuantizeLinear", "DequantizeLinear"), pointwise.quantize, lead=True),
     Rule(("Conv",), windows.convolution, lead=True),
     Rule(("MaxPool", "AveragePool", "LpPool"), windows.pooling, lead=True),

@@ -370,6 +370,23 @@ def test_the_largest_of_each_frame():
     same_at_random_borders(build, 0)
 
 
+@pytest.mark.parametrize("axis", [-1, 1])
+@pytest.mark.parametrize("best", [False, True])
+def test_numbers_of_each_frame_as_vectors(axis, best):
+    """Ids of skills or actions before a recurrent layer, or the best class of each frame."""
+    s = Stack(np.random.default_rng(0))
+    ids = s.add("ArgMax", s.value, axis=-1, keepdims=0) if best else s.add("Cast", "ids", to=onnx.TensorProto.INT64)
+    vectors = s.add("OneHot", ids, s.const(np.array(6)), s.const(np.array([0, 1], np.float32)), axis=axis)
+    s.value = vectors if axis == -1 else s.add("Transpose", vectors, perm=[0, 2, 1])
+    lstm(s)
+    model, feeds = s.model(), {"x": s.rng.uniform(-1, 1, (2, 7, 6)).astype(np.float32)}
+    if not best:
+        model.graph.input.append(onnx.helper.make_tensor_value_info("ids", onnx.TensorProto.INT32, ["N", "T"]))
+        feeds["ids"] = s.rng.integers(-6, 6, (2, 7)).astype(np.int32)
+    same_in_chunks(model, feeds, "T", s.rng, [2, 4, 1])
+    assert rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="T"))
+
+
 def test_rows_of_a_mask_are_those_of_the_batch():
     """Where lengths of rows are an input of their own, and frames are padded behind the mask."""
     s = Stack(np.random.default_rng(0))
