@@ -123,8 +123,9 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the text of another library's error in one line, for use in a message."""
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    """Return the text of another library's error in one line, for use in a message, without places in C++ code."""
+    text = re.sub(r"/onnxruntime_src/\S+:\d+ [\w:~<>]+(\([^()]*\))? ", "", " ".join(str(error).split()))
+    return text[:300] or type(error).__name__
 
 
 def first_cause(error: BaseException) -> BaseException:

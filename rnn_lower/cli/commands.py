@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import fnmatch
 import io
+import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from rnn_lower.proving.report import CheckReport, Proof
     from rnn_lower.streaming.stream_model import StreamResult
     from rnn_lower.streaming.whole import Whole
+
+logger = logging.getLogger("rnn_lower")
 
 
 class _Selection:
@@ -119,6 +122,9 @@ def _lower_one(arguments: argparse.Namespace) -> int:
                 report = api.check(arguments.model, lowered, proof=held, **comparison(arguments))
                 changed = tuple(prover.changes(before, lowered))
                 reports.append(dataclasses.replace(report, changed=changed, unseen=()))
+                if arguments.dequantize and not report.ok:
+                    text = "the original rounds products to 8 bits, and with --dequantize the result does not;"
+                    logger.warning("%s drop --check, or pass a tolerance for this difference (--rtol)", text)
         return all(report.ok for report in reports)
 
     with printing.progress(arguments.quiet) as advance:
