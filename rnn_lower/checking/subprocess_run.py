@@ -29,4 +29,4 @@ def run_guarded(model: Any, on: str | None, function: Callable[P, R], *arguments
     except child_process.Ended as end:
         name = f"{os.fspath(model)}: " if isinstance(model, (str, os.PathLike)) else ""
         text = f"the process that ran the original or the lowered model on {on or ORT} crashed ({end})"
-        raise RnnLowerError(f"{name}{text}; use --prove or rnn-lower prove, which need no runtime") from None
+        raise RnnLowerError(f"{name}{text}; --prove without --check, and rnn-lower prove, need no runtime") from None

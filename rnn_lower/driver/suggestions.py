@@ -17,6 +17,7 @@ from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import ConversionError, Requirement, RnnLowerError, UnmetRequirementError, UnsupportedError
 from rnn_lower.ir.schemas import newest_opset
 from rnn_lower.ir.walk import nodes
+from rnn_lower.loops.model import loops
 from rnn_lower.lowering.node import axes_of
 from rnn_lower.options import Options
 from rnn_lower.shapes.fixed_dims import axis_name, declared_shapes, free_dims, one_by_one
@@ -99,7 +100,9 @@ def _suggestion(lacks: Sequence[Requirement], options: Options, model: ir.Model,
         last = min(opsets[1], newest_opset())
         again = f"; export the model again at an opset from {opsets[0]} to {last}"
     if any(lack.sizes for lack in lacks) and (error is None or isinstance(error, UnmetRequirementError)):
-        return "this size stays unknown even if all input sizes are known; export the model with a fixed size"
+        why = "this size stays unknown even if all input sizes are known"
+        tries = "unroll the loops of the model (--loops), or " if not options.loops and any(loops(model)) else ""
+        return f"{why}; {tries}export the model with a fixed size"
     return f"no option avoids this{f'; the last attempt failed with: {error}' if error else ''}{again}"
 
 

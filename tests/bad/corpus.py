@@ -2001,7 +2001,7 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("model a number", lambda: anything(17), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not int")
     yield BadCall("model bytes", lambda: anything(model_of().SerializeToString()), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not bytes")
     yield BadCall("model a graph", lambda: anything(model_of().graph), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not GraphProto")
-    yield BadCall("a runtime that dies", lambda: _deadly(model_of()), "ran the original or the lowered model on onnxruntime … crashed (code 7); use prove or rnn-lower prove, which need no runtime")
+    yield BadCall("a runtime that dies", lambda: _deadly(model_of()), "ran the original or the lowered model on onnxruntime … crashed (code 7); prove without check, and rnn-lower prove, need no runtime")
     yield BadCall("compare a number", lambda: rnn_lower.check(model_of(), 17), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not int")
     yield BadCall("model empty", lambda: anything(onnx.ModelProto()), "not an ONNX model: it has no graph")
     yield BadCall("view without data", lambda: rnn_lower.check(_without_data(), model_of()), "main graph uses 'W', which is not defined")
