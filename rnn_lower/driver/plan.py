@@ -177,17 +177,15 @@ class Plan:
         for value in dict.fromkeys((*near, *bodies, *doubtful, *fixed)):
             is_unverified = value in near or value not in fixed
             shape = ir.Shape(self._shape_info.shape(value) or ()) if is_unverified else fixed[value]
+            if is_unverified and value.shape is not None and self._target.true_shapes:
+                shape = ir.Shape(self._shape_info.verified_shape(value) or [None] * len(value.shape))
             for graph in (bodies.get(value), *declared_in(value, scopes)):
                 if isinstance(graph, ir.Graph) and (graph is not main or value not in firm):
                     graph.meta.setdefault(VERIFIED_SHAPES, {})[value.name] = shape
             if value.shape is None or value in firm or value.is_initializer():
                 continue
-            if self._target.true_shapes and value in doubtful:
-                shape = ir.Shape(self._shape_info.verified_shape(value) or [None] * len(value.shape))
-            elif value not in fixed and len(shape) == len(value.shape):  # as in a file, no size is added
-                shape = ir.Shape(
-                    [new if isinstance(old, int) else old for old, new in zip(value.shape, shape, strict=True)]
-                )
+            if value not in fixed and len(shape) == len(value.shape):  # as in a file, no size is added
+                shape = ir.Shape([old if old == new else None for old, new in zip(value.shape, shape, strict=True)])
             declared_shape, value.shape = value.shape, shape
             if value in ends:
                 warn_of_output(value, declared_shape, shape)
@@ -195,7 +193,7 @@ class Plan:
     def _doubtful(self) -> Iterable[ir.Value]:
         """The values whose declared sizes are dropped wherever they are."""
         if self._target.true_shapes:
-            return (value for value in values(self._model) if not self._shape_info.is_verified(value, names=True))
+            return (value for value in values(self._model) if not self._shape_info.is_verified(value))
         return self._shape_info.conflicting_values()
 
     def _planned(self) -> list[Site]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, literal_of
+from rnn_lower.ir.traits import DATA_MOVEMENT, ELEMENTWISE
 from rnn_lower.options import OP_TYPES, QUANTIZED
 
 _HOLD_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
@@ -114,6 +115,23 @@ def owner_of(value: ir.Value) -> ir.Graph | ir.Function | None:
     """The graph or function that contains the definition of a value."""
     producer = value.producer()
     return value.graph if producer is None else producer.graph
+
+
+def comes_from(value: ir.Value | None, op_types: Container[str]) -> bool:
+    """Whether such an operator computes a value, or what other nodes only move, join or change element by element."""
+    waiting, seen = [value], set[ir.Value | None]()
+    while waiting:
+        value = waiting.pop()
+        node = None if value is None or value in seen else value.producer()
+        seen.add(value)
+        if node is None or known_tensor(value) is not None:
+            continue
+        if node.op_type in op_types:
+            return True
+        moves = node.op_type in DATA_MOVEMENT and node.op_type != "Concat"
+        if moves or node.op_type == "Concat" or node.op_type in ELEMENTWISE:
+            waiting += node.inputs[:1] if moves else node.inputs
+    return False
 
 
 def get_attribute(node: ir.Node, name: str, kind: ir.AttributeType, default: Any) -> Any:

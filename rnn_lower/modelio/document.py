@@ -356,7 +356,7 @@ def _sort(model: ir.Model) -> None:
 
 
 def _redeclare(info: onnx.ValueInfoProto, shape: ir.Shape, everywhere: bool) -> None:
-    """Drop declared numbers that the view no longer declares. everywhere: also declare all that it does."""
+    """Drop declared sizes that the view no longer declares. everywhere: also declare all that it does."""
     tensor = info.type.tensor_type
     if not info.type.HasField("tensor_type") or not tensor.HasField("shape"):
         return
@@ -370,6 +370,8 @@ def _redeclare(info: onnx.ValueInfoProto, shape: ir.Shape, everywhere: bool) -> 
             dim.ClearField("dim_value")
             if everywhere and isinstance(known, ir.SymbolicDim) and known.value is not None:
                 dim.dim_param = known.value
+        elif isinstance(known, ir.SymbolicDim) and known.value is None:
+            dim.ClearField("dim_param")
 
 
 def _weights_of(nodes: list[ir.Node]) -> Iterator[ir.Value]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from rnn_lower.driver.legalize_rest import LEGALIZED
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import is_emitted, is_quantized
+from rnn_lower.ir.walk import is_emitted, is_quantized, values
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proving.inline import without_made_calls
 from rnn_lower.proving.new_faults import read_early
+from rnn_lower.shapes.shape_info import RESHAPES
 from rnn_lower.transforms.fold import FOLDED
 from rnn_lower.transforms.strip_weights import sizes_of
 
@@ -135,40 +136,33 @@ class _Diff:
         gone = _defined(old) - _defined(new)
         gone -= {value.name for value in infos}
         old_infos = [value for value in old.value_info if value.name not in gone]
-        for field, before, after in (
-            ("value_info", old_infos, infos), ("output", old.output, new.output), ("input", old.input, new.input),
+        near = emitted | _upstream(new) | _reshaped(new, emitted)
+        in_body = old is not self._before.graph
+        outputs = {value.name for value in old.output} if in_body else near
+        inputs = {value.name for value in old.input} if in_body else set[str]()
+        for name, before, after, free in (
+            ("value_info", old_infos, infos, near), ("output", old.output, new.output, outputs or near),
+            ("input", old.input, new.input, inputs),
         ):  # fmt: skip
-            there = {info.name: info for info in after}
-            is_end = old is self._before.graph and field != "value_info"
-            if not _equal([self._without_sizes(a, there.get(a.name, a), is_end) for a in before], list(after)):
-                yield f"{path}: {field} has changed"
+            if not _equal(self._verified_infos(before, after, free), list(after)):
+                yield f"{path}: {name} has changed"
 
-    def _without_sizes(
-        self, old: onnx.ValueInfoProto, new: onnx.ValueInfoProto, is_end: bool
-    ) -> onnx.ValueInfoProto:  # fmt: skip
-        """The old declaration, without sizes that the new one lacks; those of inputs and most outputs must stay.
-
-        Fewer sizes change no result, and lowering drops those that it cannot verify, because runtimes believe them.
-        """
-        if old == new or (is_end and old.name not in self._doubtful):
-            return old
-        copy = onnx.ValueInfoProto()
-        copy.CopyFrom(old)
-        dims, new_type = copy.type.tensor_type.shape.dim, new.type.tensor_type
-        for dim, new_dim in zip(dims, new_type.shape.dim, strict=False):
-            if dim.HasField("dim_value") and not new_dim.HasField("dim_value"):
-                dim.ClearField("dim_value")
-            if not new_dim.HasField("dim_value") and not new_dim.HasField("dim_param"):
-                dim.ClearField("dim_param")
-        if not new_type.HasField("shape"):
-            copy.type.tensor_type.ClearField("shape")
-        return copy
+    def _verified_infos(
+        self, old: Sequence[onnx.ValueInfoProto], new: Iterable[onnx.ValueInfoProto], near: Container[str]
+    ) -> list[onnx.ValueInfoProto]:
+        """The old declarations, without sizes that lowering had reason to drop: near emitted nodes, or unverified."""
+        text = {info.name: info for info in new}
+        pairs = [(info, text.get(info.name, info)) for info in old]
+        return [
+            a if a == b or not (a.name in near or a.name in self._unverified) else _without_sizes(a, b)
+            for a, b in pairs
+        ]
 
     @functools.cached_property
-    def _doubtful(self) -> set[str]:
-        """The outputs of the model whose declared sizes inference does not find."""
+    def _unverified(self) -> set[str]:
+        """The values whose declared sizes inference does not find."""
         before = Document(self._before, self._folders[0])
-        return {str(value.name) for value in before.model.graph.outputs if not before.shape_info.is_verified(value)}
+        return {str(v.name) for v in values(before.model) if not before.shape_info.is_verified(v)}
 
     def weights(self, path: str, old: onnx.GraphProto, new: onnx.GraphProto) -> Iterator[str]:
         """The differences between initializers; those that only recurrent nodes read may be replaced.
@@ -295,10 +289,42 @@ def _in_bytes(message: Any) -> bytes:
     return bytes(message.SerializeToString(deterministic=True))
 
 
+def _upstream(graph: protobuf.Holder) -> set[str]:
+    """The values that the emitted nodes of a graph and its bodies are computed from."""
+    sources: set[str] = set()
+    for node in reversed(graph.node):
+        inner = set().union(*map(_upstream, protobuf.graphs_of(node)))
+        if inner or is_emitted(node) or not sources.isdisjoint(node.output):
+            sources |= {*node.input, *inner}
+    return sources
+
+
+def _reshaped(graph: onnx.GraphProto, emitted: set[str]) -> set[str]:
+    """The values that the nodes of a graph derive from emitted values by reshaping only."""
+    reshaped: set[str] = set()
+    for node in graph.node:
+        if node.op_type in RESHAPES and node.input and node.input[0] in emitted | reshaped:
+            reshaped.update(node.output)
+    return reshaped
+
+
 def _repeats(info: onnx.ValueInfoProto, tensor: onnx.TensorProto | None) -> bool:
     """Whether a declaration repeats the type and shape of a weight."""
     kind = info.type.tensor_type
     return tensor is not None and kind.elem_type == tensor.data_type and sizes_of(info) == list(tensor.dims)
+
+
+def _without_sizes(old: onnx.ValueInfoProto, new: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+    """The old declaration, without sizes that the new one lacks."""
+    copy = onnx.ValueInfoProto()
+    copy.CopyFrom(old)
+    dims, new_type = copy.type.tensor_type.shape.dim, new.type.tensor_type
+    for dim, new_dim in zip(dims, new_type.shape.dim, strict=False):
+        if not new_dim.HasField("dim_value") and new_dim.dim_param in ("", dim.dim_param):
+            dim.CopyFrom(new_dim)
+    if not new_type.HasField("shape"):
+        copy.type.tensor_type.ClearField("shape")
+    return copy
 
 
 def _common_sizes(info: onnx.ValueInfoProto, other: onnx.ValueInfoProto) -> onnx.ValueInfoProto:

@@ -190,12 +190,14 @@ def _moved(call: Call) -> list[Array]:
 
 def _one_hot(call: Call) -> Array:
     """Floats choose by a random function of the index and the place."""
-    field, depth, (off, on) = call.field, int(call.integers(1).ravel()[0]), call[2]
+    field, numbers, (off, on) = call.field, constant(call.node.inputs[1]), call[2]
+    depth = int((call.integers(1) if numbers is None else numbers).ravel()[0])
     axis = call.attribute("axis", -1) % (call[0].ndim + 1)
     indices = np.expand_dims(call[0], axis)
     places = np.arange(depth).reshape([-1 if k == axis else 1 for k in range(indices.ndim)])
     if indices.dtype == np.uint64:
-        chosen = field.function("one hot at", field.add(field.function("next", indices), field.integers(places)))
+        mixed = field.add(field.function("next", indices), field.integers(places))
+        chosen = field.function(f"one hot of {depth}", mixed)
         on, off = (each if each.dtype == np.uint64 else field.integers(each) for each in (on, off))
         return between(field, chosen, on, off)
     return np.asarray(np.where((indices == places) | (indices + depth == places), on, off))

@@ -38,6 +38,12 @@ POSITIONS = (*TABLES, "Scatter", "ScatterElements", "ScatterND", "Slice")
 OF_STEPS = ("Add", "Cast", "Concat", "Identity", "Neg", "Reshape", "Squeeze", "Sub", "Unsqueeze", "Where")
 """Operators that may compute with the number of a step: they add to it, or compare it with constants that are tried."""
 
+SIZES_OF = ("Shape", "Size")
+"""Operators that count elements."""
+
+OF_SIZES = (*OF_STEPS, *COMPARISONS, *SIZES_OF, "And", "Expand", "Gather", "Not", "Or", "ReduceMax", "Slice", "Split")
+"""Operators that may compute what a loop adds to the number of a step, or compares it with."""
+
 WIDE = (*WIDE_INTEGERS, ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """The types that represent every number of a step; others wrap around or round."""
 
@@ -169,20 +175,20 @@ def sizes_beyond_all(models: Sequence[ir.Model], required: Mapping[str, int]) ->
 def _most_steps(model: ir.Model) -> int:
     """The largest step that a loop body can tell from the ones before it: the sum of what it adds or compares.
 
-    Raises OutOfScopeError if a body computes otherwise with the integers that it receives, such as its step. The
-    position i - 5 * (i / 100), for example, differs from i at no size that is tried.
+    Raises OutOfScopeError if a body computes otherwise with the integers that it receives, such as its step, or with
+    sizes. The position i - 5 * (i / 100), for example, differs from i at no size that is tried.
     """
     known = computed_constants((node, scope.opset) for node, scope in nodes(model))
     loops = [node for node, _ in nodes(model) if node.op_type in LOOPS]
-    inputs = (value for node in loops for _, body in subgraphs(node) for value in body.inputs)
-    waiting = [value for value in inputs if value.dtype is not None and value.dtype.is_integer()]
-    seen, counting = set(waiting), dict.fromkeys(loops)
+    inputs = [value for node in loops for _, body in subgraphs(node) for value in body.inputs]
+    waiting = [value for value in inputs if _is_integer(value)]
+    seen, read = set(waiting), list[ir.Value | None]()
     while waiting:
         for node, index in waiting.pop().uses():
             is_position = node.op_type in POSITIONS and index > 0
             if is_position or any(subgraphs(node)):
                 continue
-            counting[node] = None
+            read += node.inputs
             if node.op_type in COMPARISONS:
                 continue
             to = cast_type(node.attributes["to"].value) if node.op_type == "Cast" else ir.DataType.INT64
@@ -191,15 +197,41 @@ def _most_steps(model: ir.Model) -> int:
                 raise OutOfScopeError(f"{node.op_type} '{node.name}' computes with the number of a step")
             waiting += [value for value in node.outputs if value not in seen]
             seen.update(node.outputs)
-    arrays = [known.get(value, constant(value)) for node in counting for value in node.inputs]
-    return sum(max(map(abs, _numbers(array)), default=0) for array in arrays)
+    for loop in loops:
+        read += [value for value in loop.inputs if value is not None and (_is_integer(value) or value in known)]
+        read += loop.inputs[:1] if loop.op_type == "Loop" else ()
+    return _sum_of_numbers(read, known, seen)
 
 
-def _numbers(array: np.ndarray | None) -> list[int]:
-    """The numbers of a small constant, without those that stand for no limit."""
-    if array is None or array.size > 4 or array.dtype.kind not in "iuf":
-        return []
-    return [int(number) for number in np.ravel(array) if np.isfinite(number) and abs(number) < 2**31 - 1]
+def _is_integer(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_integer()
+
+
+def _sum_of_numbers(
+    read: list[ir.Value | None], known: Mapping[ir.Value | None, np.ndarray], seen: set[ir.Value]
+) -> int:  # fmt: skip
+    """The sum of all constants from which values are computed, other than the numbers of steps that were `seen`.
+
+    Raises OutOfScopeError for an operator that computes otherwise with sizes than by adding, comparing and selecting.
+    """
+    total = 0
+    while read:
+        value = read.pop()
+        array = None if value is None else known.get(value, constant(value))
+        if array is not None:
+            total += max(map(abs, _numbers(array)), default=0)
+        elif value is not None and value not in seen and (node := value.producer()) is not None:
+            if node.op_type not in OF_SIZES:
+                raise OutOfScopeError(f"{node.op_type} '{node.name}' computes what a loop adds to the number of a step")
+            seen.add(value)
+            read += () if node.op_type in SIZES_OF else node.inputs
+    return total
+
+
+def _numbers(array: np.ndarray) -> list[int]:
+    """The numbers of a constant, without those that stand for no limit."""
+    few = np.ravel(array) if array.dtype.kind in "iuf" else ()
+    return [int(number) for number in few if np.isfinite(number) and abs(number) < 2**31 - 1]
 
 
 def _new_sizes(model: ir.Model, required: Mapping[str, int], numbers: Iterable[int]) -> Iterator[dict[str, int]]:

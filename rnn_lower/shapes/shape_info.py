@@ -117,14 +117,12 @@ class ShapeInfo:
             wrong = {name for name, verdict in verdicts.items() if verdict is False}
             yield from (value for node in (graph if wrong else ()) for value in node.outputs if value.name in wrong)
 
-    def is_verified(self, value: ir.Value, names: bool = False) -> bool:
-        """Whether inference finds all declared sizes of a value. names: also symbolic ones."""
+    def is_verified(self, value: ir.Value) -> bool:
+        """Whether inference finds all declared sizes of a value, also symbolic ones."""
         declared, verified = value.shape, self.verified_shape(value)
         if declared is None or verified is None or len(declared) != len(verified):
             return declared is None
-        sizes = map(plain_dim, declared)
-        stated = ((size, found) for size, found in zip(sizes, verified, strict=True) if names or isinstance(size, int))
-        return all(size in (None, found) for size, found in stated)
+        return all(size in (None, found) for size, found in zip(map(plain_dim, declared), verified, strict=True))
 
     @functools.cached_property
     def symbols(self) -> set[str]:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from rnn_lower.builder.constant_operands import known
 from rnn_lower.builder.versions import exists, first_opset
 from rnn_lower.errors import Requirement
+from rnn_lower.ir.walk import comes_from
 from rnn_lower.legalize.constraints import CHECKS, OpConstraints
 from rnn_lower.lowering.lowering import ARITHMETIC
 from rnn_lower.targeting.native_support import RIGHT, Measured, Verdict, verdict
@@ -169,8 +170,8 @@ class Target:
         return next(iter(self.forms_for(node, opset)), "loop")
 
     def needs_name(self, node: RecurrentNode) -> bool:
-        """Whether a Scan is known to fail because the model computes the batch size."""
-        return self.named_batch and node.batch_size is None
+        """Whether a Scan may fail because the model computes the batch size, which a Reshape may merge from several."""
+        return self.named_batch and node.static_batch is None and comes_from(node.inputs["X"], ("Reshape",))
 
     def why(self, node: RecurrentNode, form: str) -> str:
         """The reason for the choice of this form, for display."""

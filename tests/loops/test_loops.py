@@ -739,7 +739,20 @@ DOUBLED = [
 """i where 4 * (i - 30) - 3 * i is negative, else i - 5"""
 
 
-@pytest.mark.parametrize("gather", [DIVIDED, SUMMED, DOUBLED])
+TABLE = [
+    helper.make_node("Greater", ["i", "table"], ["later"]), helper.make_node("Cast", ["later"], ["ones"], to=7),
+    helper.make_node("ReduceSum", ["ones"], ["count"], keepdims=0), helper.make_node("Sub", ["i", "count"], ["at"]),
+]  # fmt: skip
+"""i minus the number of elements of a table, of which the first is 100, that are below i"""
+
+OF_LENGTH = [
+    helper.make_node("Div", ["trips", "ten"], ["tens"]), helper.make_node("Div", ["tens", "ten"], ["hundreds"]),
+    helper.make_node("Sub", ["i", "hundreds"], ["at"]),
+]  # fmt: skip
+"""i - T / 10 / 10"""
+
+
+@pytest.mark.parametrize("gather", [DIVIDED, SUMMED, DOUBLED, TABLE, OF_LENGTH])
 @pytest.mark.parametrize("steps", [5, 125])
 def test_a_position_that_differs_from_the_step_only_later_is_not_raised(gather, steps):
     """The position is the step until 90, 100 or 120, and no constant tells so."""
@@ -751,6 +764,7 @@ def test_a_position_that_differs_from_the_step_only_later_is_not_raised(gather, 
     ]  # fmt: skip
     numbers = {"w": rng.normal(size=(3, 3)).astype("f4"), "r": rng.normal(size=(3, 3)).astype("f4")}
     counts = {name: np.int64(number) for name, number in (("none", 0), ("five", 5), ("ten", 10), ("thirty", 30))}
+    counts["table"] = np.arange(100, 108)
 
     def raised_from(nodes):
         model = _loop(nodes, [info("s", FLOAT, [2, 3])], None, **counts, **numbers)

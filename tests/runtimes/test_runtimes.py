@@ -84,13 +84,14 @@ def test_tract_with_a_symbolic_batch(op):
 
 @pytest.mark.parametrize("form", ["scan", "unroll"])
 @pytest.mark.parametrize("op", ["Tile", "Expand"])
-def test_tract_multiplies_what_was_repeated(op, form):
+@pytest.mark.parametrize("after", ["Tanh (turned)", "Mul (turned, turned)", "Concat <axis = 0> (turned)"])
+def test_tract_multiplies_what_was_repeated(op, form, after):
     """It forgets to repeat the product of an LSTM autoencoder's decoder, and returns wrong numbers."""
     needs("tract")
     model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[2,3] code) => (float[5,1,2,2] y)
         <int64[1] first = {{0}}, int64[3] times = {{5,1,1}}, float[1,2,3] W = {{0.1, 0.2, 0.3, 0.4, -0.5, 0.6}},
          float[1,2,2] R = {{0.5, -0.6, 0.7, 0.8}}> {{ step = Unsqueeze (code, first) many = {op} (step, times)
-        turned = Transpose <perm = [0, 1, 2]> (many) x = Tanh (turned) y = RNN <hidden_size = 2> (x, W, R) }}""")
+        turned = Transpose <perm = [0, 1, 2]> (many) x = {after} y = RNN <hidden_size = 2> (x, W, R) }}""")
     lowered = rnn_lower.lower(model, target="tract", form=form)
     assert rnn_lower.prove(model, lowered)
     feeds = {"code": np.array([[0.1, 0.2, 0.3], [-0.4, 0.5, -0.6]], np.float32)}

@@ -117,7 +117,7 @@ def test_no_steps_under_the_guard(op):
 def test_only_targets_that_ask_get_them():
     assert {name for name, target in TARGETS.items() if target.tune} == {
         "onnxruntime", "onnxruntime@1.17", "onnxruntime@1.20", "onnxruntime-web", "onnxruntime-webgpu",
-        "openvino",
+        "openvino", "tract",
     }  # fmt: skip
 
 
