@@ -34,6 +34,10 @@ INSTEAD = "use --prove, which needs no runtime"
 """The advice for models that onnxruntime cannot run."""
 
 
+COMPUTED = ("X", "initial_h", "initial_c")
+"""The inputs of recurrent nodes that usually other nodes compute."""
+
+
 class OriginalFails(Exception):
     """The original does not run with these inputs."""
 
@@ -131,8 +135,10 @@ class ModelPair:
 
         Native kernels do not pass all of them on, so that such inputs are no evidence.
         """
-        own = {node.inputs["X"].name: node for node in self.nodes if node.path == "main graph"}
-        nodes = {name: node for name, node in own.items() if name not in {*feeds, *self.output_names}}
+        own = [node for node in self.nodes if node.path == "main graph"]
+        read = {node.inputs[name].name: node for node in own for name in COMPUTED if name in node.inputs}
+        weights = self.original.model.graph.initializers
+        nodes = {name: node for name, node in read.items() if name not in {*feeds, *self.output_names, *weights}}
         may_read = self.is_proved or any(node.op_type in PARTIAL for node in self.original.proto.graph.node)
         if self.judge != ORT or not nodes or not may_read or not all(map(_is_finite, feeds.values())):
             return ""
