@@ -123,8 +123,8 @@ def _lower_one(arguments: argparse.Namespace) -> int:
                 changed = tuple(prover.changes(before, lowered))
                 reports.append(dataclasses.replace(report, changed=changed, unseen=()))
                 if arguments.dequantize and not report.ok:
-                    text = "the original rounds products to 8 bits, and with --dequantize the result does not;"
-                    logger.warning("%s drop --check, or pass a tolerance for this difference (--rtol)", text)
+                    text = "the original rounds products to 8 bits, and with --dequantize the result does not, so they"
+                    logger.warning("%s may differ; check with a tolerance for this difference (--rtol)", text)
         return all(report.ok for report in reports)
 
     with printing.progress(arguments.quiet) as advance:

@@ -159,8 +159,8 @@ class Plan:
         """Drop declared sizes of the nodes' inputs and outputs that inference cannot verify or that conflict with it.
 
         Runtimes believe them: they reshape products and states by them, and refuse bodies that declare other ones. So
-        those of the model's own outputs are dropped too where they are near, and only there, with a warning. A target
-        that refuses wrong sizes gets none that are unverified.
+        those of the model's own outputs are dropped too where they are near, with a warning. A target that refuses
+        wrong sizes gets none that are unverified, near or not.
         """
         fixed = verified_fixed_shapes(self._model, self._shape_info)
         if not self.sites and not fixed:

@@ -356,3 +356,17 @@ def test_a_cast_to_16_bits_rounds_whoever_claims_to_have_emitted_it():
     for node in rounded.graph.node:
         node.metadata_props.add(key=NODE_MARK, value="x")
     assert not proved_as_wholes(model(LOOP, "y = Identity (h)"), rounded).ok
+
+
+@pytest.mark.parametrize("ids", ["float", "int64"])
+def test_the_depth_of_a_one_hot_matters(ids):
+    """It is added to negative indices."""
+
+    def vectors(depth: int) -> onnx.ModelProto:
+        return onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g ({ids}[N] x) => (float[N,5] y)
+            <int64 depth = {{{depth}}}, float[2] values = {{0, 1}}, int64[1] no = {{0}}, int64[1] five = {{5}},
+             int64[1] one = {{1}}, {ids} far = {{105}}> {{
+            i = Sub (x, far) v = OneHot (i, depth, values) y = Slice (v, no, five, one) }}""")
+
+    assert not proved_as_wholes(vectors(200), vectors(100))
+    assert proved_as_wholes(vectors(200), vectors(200))
