@@ -177,7 +177,7 @@ def test_a_form_that_fails_without_a_reason_is_left_out(tmp_path):
     keys = read_keys(tmp_path / "mine.toml")
     assert keys["forms"] == ["unroll"]
     assert keys["unroll_up_to"] == "always"
-    assert keys["avoid"] == ["Softplus"]  # of the target that the kit was written for
+    assert "Softplus" in keys["avoid"]  # of the target that the kit was written for
     assert "slow" not in keys
 
 
