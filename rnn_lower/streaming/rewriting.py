@@ -103,10 +103,10 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
         work, analysis = _analyzed(original, streams, requested, baked)
         judged = ready  # it runs only at its own length
     recurrent = [(node.describe(), node.inputs["X"]) for node in read_nodes(work.model, work.shape_info)]
-    if time is None and (doubt := _doubt(analysis, work)) and not left_outside:
+    if time is None and _nothing_runs(analysis, work) and not left_outside:
         raise RnnLowerError(
-            f"{doubt} along '{called(original.model, streams)}', the only symbolic size; it may be the batch size, so "
-            "specify the axis of the stream (--time INPUT[AXIS])"
+            f"no recurrent node runs along '{called(original.model, streams)}', the only symbolic "
+            "size; it may be the batch size, so specify the axis of the stream (--time INPUT[AXIS])"
         )
     every = math.lcm(*analysis.divisors, *(info.every.numerator for info in analysis.infos.values()))
     _check_step(step, every)
@@ -123,8 +123,8 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
     )  # fmt: skip
     name = called(original.model, streams)
     if not plan.states and not plan.left:
-        has_recurrent = any(True for _ in recurrent_nodes(work.model))
-        text = f"; '{name}' may be the batch size instead of the length of the stream" if has_recurrent else ""
+        doubt = f"; '{name}' may be the batch size instead of the length of the stream"
+        text = doubt if time is None or _nothing_runs(analysis, work) else ""
         logger.info("no node needs a state, so the original model already works chunk by chunk%s", text)
     late = tuple(text for text, x in recurrent if analysis.infos[x].late)
     return StreamedModel(Document(work.proto, work.folder), judged, plan, name, late, baked if left_outside else None)
@@ -277,13 +277,9 @@ def _as_declared(value: ir.Value, content: Any) -> np.ndarray:
     return array
 
 
-def _doubt(analysis: CausalityAnalysis, document: Document) -> str:
-    """Why the axis may be no stream, or ""."""
-    if any(isinstance(edit, (Recurrence, Carried)) for edit in analysis.carried):
-        return ""
-    if any(True for _ in recurrent_nodes(document.model)):
-        return "no recurrent node runs"
-    return "" if analysis.carried else "no node needs a state"
+def _nothing_runs(analysis: CausalityAnalysis, document: Document) -> bool:
+    carried = any(isinstance(edit, (Recurrence, Carried)) for edit in analysis.carried)
+    return not carried and any(True for _ in recurrent_nodes(document.model))
 
 
 def _symbols(model: ir.Model, streams: Mapping[str, int]) -> dict[str, tuple[str, int]]:
