@@ -33,7 +33,6 @@ Agree = Callable[[list[Any], list[Any]], bool]
 INSTEAD = "use --prove, which needs no runtime"
 """The advice for models that onnxruntime cannot run."""
 
-
 COMPUTED = ("X", "initial_h", "initial_c")
 """The inputs of recurrent nodes that usually other nodes compute."""
 

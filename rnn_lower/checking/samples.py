@@ -16,7 +16,7 @@ import onnx_ir as ir
 from rnn_lower.checking.integers import ranges
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.ir.traits import DATA_MOVEMENT
+from rnn_lower.ir.traits import DATA_MOVEMENT, MEASURING
 from rnn_lower.ir.walk import get_attribute, subgraphs
 from rnn_lower.lowering.node import RecurrentNode, axes_of
 from rnn_lower.proving.model_inputs import has_rank, overridable_inputs, required_inputs
@@ -350,7 +350,7 @@ def _sources(result: ir.Value | None, through: Collection[str] | None = None) ->
         seen.add(value)
         if value.is_graph_input() and isinstance(value.type, ir.TensorType):
             inputs.append(value)
-        elif node is not None and node.op_type not in ("Shape", "Size"):
+        elif node is not None and node.op_type not in MEASURING:
             followed = node.inputs if through is None or node.op_type in through else ()
             branches = [body.outputs[value.index() or 0] for _, body in subgraphs(node)] if node.op_type == "If" else []
             waiting += [read for read in (*followed, *branches) if read is not None]

@@ -5,6 +5,7 @@ So the graph reads as before. Weights are inputs of the call, and stay what they
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Any
 
@@ -44,7 +45,7 @@ class Calls:
     def __init__(self, model: ir.Model) -> None:
         self._model = model
         self.domain = Names(_domains(model)).unique("rnn_lower")
-        self._names, self._of_nodes = Names(()), Names(str(node.name) for node, _ in nodes(model) if node.name)
+        self._names = Names(())
         self._functions: dict[tuple[Any, ...], ir.Function] = {}
         self._callers: list[Scope] = []
 
@@ -69,10 +70,14 @@ class Calls:
         self._callers.append(scope)
         function = self._functions[key]
         outputs = [ir.Value(name=f"{node.name}/{name}") for name in node.outputs]
-        own = node.node.name or self._of_nodes.unique(node.name)  # which onnxruntime requires
+        own = node.node.name or self._node_names.unique(node.name)  # which onnxruntime requires
         call = ir.Node(self.domain, function.name, list(node.inputs.values()), outputs=outputs, name=own)
         call.metadata_props.update(node.origin)
         return call, list(function), new
+
+    @functools.cached_property
+    def _node_names(self) -> Names:
+        return Names(str(node.name) for node, _ in nodes(self._model) if node.name)
 
     def register(self) -> None:
         """Add the functions to the model, and raise its IR version if necessary."""

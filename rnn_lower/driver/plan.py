@@ -170,15 +170,16 @@ class Plan:
         bodies = dict(shapes_of_bodies(consumed))
         near = dict.fromkeys((*unverified_values(consumed, self._shape_info), *node_outputs, *reshaped(node_outputs)))
         main, ends = self._model.graph, set(self._model.graph.outputs)
-        doubtful = dict.fromkeys(self._doubtful())
-        firm = {*main.inputs, *(ends - near.keys() - fixed.keys())}
-        firm -= doubtful.keys() if self._target.true_shapes else set()
+        stale, is_strict = dict.fromkeys(self._stale_values()), self._target.true_shapes
+        firm = {*main.inputs, *(ends - near.keys() - fixed.keys() - (stale.keys() if is_strict else set()))}
         scopes = list({site.scope.graph: site.scope for site in self.sites}.values())
-        for value in dict.fromkeys((*near, *bodies, *doubtful, *fixed)):
-            is_unverified = value in near or value not in fixed
-            shape = ir.Shape(self._shape_info.shape(value) or ()) if is_unverified else fixed[value]
-            if is_unverified and value.shape is not None and self._target.true_shapes:
+        for value in dict.fromkeys((*near, *bodies, *stale, *fixed)):
+            if value in fixed and value not in near:
+                shape = fixed[value]
+            elif is_strict and value.shape is not None:
                 shape = ir.Shape(self._shape_info.verified_shape(value) or [None] * len(value.shape))
+            else:
+                shape = ir.Shape(self._shape_info.shape(value) or ())
             for graph in (bodies.get(value), *declared_in(value, scopes)):
                 if isinstance(graph, ir.Graph) and (graph is not main or value not in firm):
                     graph.meta.setdefault(VERIFIED_SHAPES, {})[value.name] = shape
@@ -190,7 +191,7 @@ class Plan:
             if value in ends:
                 warn_of_output(value, declared_shape, shape)
 
-    def _doubtful(self) -> Iterable[ir.Value]:
+    def _stale_values(self) -> Iterable[ir.Value]:
         """The values whose declared sizes are dropped wherever they are."""
         if self._target.true_shapes:
             return (value for value in values(self._model) if not self._shape_info.is_verified(value))

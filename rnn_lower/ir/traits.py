@@ -18,6 +18,9 @@ DATA_MOVEMENT = (
 )  # fmt: skip
 """Operators whose outputs contain only elements of their first input; for Concat, of all inputs."""
 
+MEASURING = ("Shape", "Size")
+"""Operators that read only the sizes of their operand."""
+
 RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
 """Operators whose output is random."""
 

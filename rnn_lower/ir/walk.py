@@ -128,9 +128,10 @@ def comes_from(value: ir.Value | None, op_types: Container[str]) -> bool:
             continue
         if node.op_type in op_types:
             return True
-        moves = node.op_type in DATA_MOVEMENT and node.op_type != "Concat"
-        if moves or node.op_type == "Concat" or node.op_type in ELEMENTWISE:
-            waiting += node.inputs[:1] if moves else node.inputs
+        if node.op_type == "Concat" or node.op_type in ELEMENTWISE:
+            waiting += node.inputs
+        elif node.op_type in DATA_MOVEMENT:
+            waiting += node.inputs[:1]
     return False
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
+from rnn_lower.ir.traits import MEASURING
 from rnn_lower.ir.walk import consumed_values, subgraphs
 
 SIZING = {
@@ -14,8 +15,6 @@ SIZING = {
     "Tile": (1,), "TopK": (1,), "Unique": (0,), "If": (0,),
 }  # fmt: skip
 """The operands whose elements decide the sizes of an operator's outputs."""
-
-SHAPES = ("Shape", "Size")
 
 
 class IntegerFlow:
@@ -54,9 +53,9 @@ class IntegerFlow:
         sized = any(node.inputs[k] in self.elements for k in SIZING.get(node.op_type, ()) if k < len(node.inputs))
         if not bodies:
             read = {*consumed_values(node)}
-            if read & (self.sizes if node.op_type in SHAPES else self.elements):
+            if read & (self.sizes if node.op_type in MEASURING else self.elements):
                 self.elements |= {*node.outputs}
-            if (sized or read & self.sizes) and node.op_type not in SHAPES:
+            if (sized or read & self.sizes) and node.op_type not in MEASURING:
                 self.sizes |= {*node.outputs}
             return
         first = 1 if node.op_type == "Loop" else 0

@@ -320,8 +320,9 @@ def _without_sizes(old: onnx.ValueInfoProto, new: onnx.ValueInfoProto) -> onnx.V
     copy.CopyFrom(old)
     dims, new_type = copy.type.tensor_type.shape.dim, new.type.tensor_type
     for dim, new_dim in zip(dims, new_type.shape.dim, strict=False):
-        if not new_dim.HasField("dim_value") and new_dim.dim_param in ("", dim.dim_param):
-            dim.CopyFrom(new_dim)
+        kind = dim.WhichOneof("value")
+        if kind is not None and new_dim.WhichOneof("value") is None:
+            dim.ClearField(kind)
     if not new_type.HasField("shape"):
         copy.type.tensor_type.ClearField("shape")
     return copy

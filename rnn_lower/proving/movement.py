@@ -13,7 +13,7 @@ from rnn_lower.proving.call import Call, Operator, OutOfScopeError, WrongError, 
 from rnn_lower.proving.elementwise import between
 from rnn_lower.proving.field import Array
 from rnn_lower.transforms.evaluate import evaluate_node
-from rnn_lower.transforms.reference_operators import padded
+from rnn_lower.transforms.reference_operators import padded, places_of
 
 
 def _tile(call: Call) -> Array:
@@ -189,12 +189,10 @@ def _moved(call: Call) -> list[Array]:
 
 
 def _one_hot(call: Call) -> Array:
-    """Floats choose by a random function of the index and the place."""
+    """The vectors of a OneHot; indices that are floats choose by a random function of the index and the place."""
     field, numbers, (off, on) = call.field, constant(call.node.inputs[1]), call[2]
     depth = int((call.integers(1) if numbers is None else numbers).ravel()[0])
-    axis = call.attribute("axis", -1) % (call[0].ndim + 1)
-    indices = np.expand_dims(call[0], axis)
-    places = np.arange(depth).reshape([-1 if k == axis else 1 for k in range(indices.ndim)])
+    indices, places = places_of(call[0], depth, call.attribute("axis", -1))
     if indices.dtype == np.uint64:
         mixed = field.add(field.function("next", indices), field.integers(places))
         chosen = field.function(f"one hot of {depth}", mixed)

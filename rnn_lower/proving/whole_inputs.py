@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from rnn_lower.ir.traits import MEASURING
 from rnn_lower.ir.walk import Scope, constant, nodes, subgraphs
 from rnn_lower.loops.unrolling import LOOPS
 from rnn_lower.proving.call import OutOfScopeError, cast_type
@@ -38,10 +39,7 @@ POSITIONS = (*TABLES, "Scatter", "ScatterElements", "ScatterND", "Slice")
 OF_STEPS = ("Add", "Cast", "Concat", "Identity", "Neg", "Reshape", "Squeeze", "Sub", "Unsqueeze", "Where")
 """Operators that may compute with the number of a step: they add to it, or compare it with constants that are tried."""
 
-SIZES_OF = ("Shape", "Size")
-"""Operators that count elements."""
-
-OF_SIZES = (*OF_STEPS, *COMPARISONS, *SIZES_OF, "And", "Expand", "Gather", "Not", "Or", "ReduceMax", "Slice", "Split")
+OF_SIZES = (*OF_STEPS, *COMPARISONS, *MEASURING, "And", "Expand", "Gather", "Not", "Or", "ReduceMax", "Slice", "Split")
 """Operators that may compute what a loop adds to the number of a step, or compares it with."""
 
 WIDE = (*WIDE_INTEGERS, ir.DataType.FLOAT, ir.DataType.DOUBLE)
@@ -124,7 +122,11 @@ def long_sizes(model: ir.Model, required: Mapping[str, int]) -> Iterator[dict[st
         yield {**required, **{name: size if name in long else other for names in free for name in names}}
 
 
-def _counted(node: ir.Node, scope: Scope, known: Mapping[ir.Value | None, np.ndarray]) -> Iterator[int]:
+Known = Mapping[ir.Value | None, np.ndarray]
+"""The values that constants alone determine."""
+
+
+def _counted(node: ir.Node, scope: Scope, known: Known) -> Iterator[int]:
     """Yield constants that a node compares with, counts with or slices at, except for columns in loop bodies."""
     arrays = [known.get(value, constant(value)) for value in node.inputs]
     if node.op_type in TABLES and scope.outer is not None and arrays and arrays[0] is not None:
@@ -139,18 +141,19 @@ def _counted(node: ir.Node, scope: Scope, known: Mapping[ir.Value | None, np.nda
         yield from _numbers(array)
 
 
-def _counted_numbers(models: Sequence[ir.Model]) -> list[int]:
-    """The constants that a node compares with or a loop counts to, in order."""
-    numbers = set[int]()
-    for model in models:
-        known = computed_constants((node, scope.opset) for node, scope in nodes(model))
-        numbers.update(number for node, scope in nodes(model) for number in _counted(node, scope, known))
-    return sorted(numbers)
+def _known_values(model: ir.Model) -> Known:
+    return computed_constants((node, scope.opset) for node, scope in nodes(model))
+
+
+def _counted_numbers(model: ir.Model, known: Known) -> Iterator[int]:
+    """The constants that a node compares with or a loop counts to."""
+    return (number for node, scope in nodes(model) for number in _counted(node, scope, known))
 
 
 def sizes_beyond_few(models: Sequence[ir.Model], required: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Yield sizes beyond a few of the constants that a node compares with or a loop counts to."""
-    few = [number for number in _counted_numbers(models) if max(SIZES) < number <= FEW_COUNTED]
+    numbers = sorted({number for model in models for number in _counted_numbers(model, _known_values(model))})
+    few = [number for number in numbers if max(SIZES) < number <= FEW_COUNTED]
     names = _free_names(models[0], required)
     for number, name in itertools.product(few[-FEW_LIMITS:], names):
         yield {**required, **dict.fromkeys(names, 2), name: number + 1}
@@ -161,7 +164,11 @@ def sizes_beyond_all(models: Sequence[ir.Model], required: Mapping[str, int]) ->
 
     Raises OutOfScopeError if one is too large, or if a loop may count otherwise.
     """
-    numbers = sorted({*_counted_numbers(models), *map(_most_steps, models)})
+    counted = set[int]()
+    for model in models:
+        known = _known_values(model)
+        counted.update(_counted_numbers(model, known), [_most_steps(model, known)])
+    numbers = sorted(counted)
     large = [number for number in numbers if number > max(SIZES)]
     if large and large[-1] > MOST_COUNTED:
         raise OutOfScopeError(
@@ -172,13 +179,12 @@ def sizes_beyond_all(models: Sequence[ir.Model], required: Mapping[str, int]) ->
     yield from _new_sizes(models[0], required, [*sorted(near), *beyond, ANY_COUNT])
 
 
-def _most_steps(model: ir.Model) -> int:
+def _most_steps(model: ir.Model, known: Known) -> int:
     """The largest step that a loop body can tell from the ones before it: the sum of what it adds or compares.
 
     Raises OutOfScopeError if a body computes otherwise with the integers that it receives, such as its step, or with
     sizes. The position i - 5 * (i / 100), for example, differs from i at no size that is tried.
     """
-    known = computed_constants((node, scope.opset) for node, scope in nodes(model))
     loops = [node for node, _ in nodes(model) if node.op_type in LOOPS]
     inputs = [value for node in loops for _, body in subgraphs(node) for value in body.inputs]
     waiting = [value for value in inputs if _is_integer(value)]
@@ -207,9 +213,7 @@ def _is_integer(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_integer()
 
 
-def _sum_of_numbers(
-    read: list[ir.Value | None], known: Mapping[ir.Value | None, np.ndarray], seen: set[ir.Value]
-) -> int:  # fmt: skip
+def _sum_of_numbers(read: list[ir.Value | None], known: Known, seen: set[ir.Value]) -> int:
     """The sum of all constants from which values are computed, other than the numbers of steps that were `seen`.
 
     Raises OutOfScopeError for an operator that computes otherwise with sizes than by adding, comparing and selecting.
@@ -224,14 +228,14 @@ def _sum_of_numbers(
             if node.op_type not in OF_SIZES:
                 raise OutOfScopeError(f"{node.op_type} '{node.name}' computes what a loop adds to the number of a step")
             seen.add(value)
-            read += () if node.op_type in SIZES_OF else node.inputs
+            read += () if node.op_type in MEASURING else node.inputs
     return total
 
 
 def _numbers(array: np.ndarray) -> list[int]:
     """The numbers of a constant, without those that stand for no limit."""
-    few = np.ravel(array) if array.dtype.kind in "iuf" else ()
-    return [int(number) for number in few if np.isfinite(number) and abs(number) < 2**31 - 1]
+    numbers = np.ravel(array) if array.dtype.kind in "iuf" else ()
+    return [int(number) for number in numbers if np.isfinite(number) and abs(number) < 2**31 - 1]
 
 
 def _new_sizes(model: ir.Model, required: Mapping[str, int], numbers: Iterable[int]) -> Iterator[dict[str, int]]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from rnn_lower.ir.traits import MEASURING
 from rnn_lower.ir.walk import NODE_MARK, constant, get_attribute, known_tensor
 from rnn_lower.loops.unrolling import LOOPS
 from rnn_lower.proving.program import read_by
@@ -133,7 +134,7 @@ def _reads_elements(loop: ir.Node, value: ir.Value) -> bool:
             waiting += [source for source in sources[value] if source is not None]
         elif node is None:
             return True
-        elif node.op_type not in ("Shape", "Size"):
+        elif node.op_type not in MEASURING:
             waiting += read_by(node)
     return False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import onnx_ir as ir
@@ -30,6 +31,7 @@ def solution(symbol: str, name: str, number: int) -> int | None:
     return next((size for size in range(MOST_TRIED) if _number(parsed, {name: size}) == number), None)
 
 
+@functools.cache
 def _parsed(symbol: int | str) -> ir.SymbolicDim | None:
     """The expression, or None for a name alone, and for text that is none or may take long to evaluate."""
     if not isinstance(symbol, str) or len(symbol) > LONGEST or "**" in symbol:

@@ -40,7 +40,7 @@ class _Fixed:
         place = (owner or "", axis)
         if place in self.places or not isinstance(dim, str):
             return self.places.get(place, dim)
-        number = self.symbols.get(dim, evaluated(dim, self.symbols))
+        number = self.symbols[dim] if dim in self.symbols else evaluated(dim, self.symbols)
         return dim if number is None else number
 
 

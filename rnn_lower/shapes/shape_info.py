@@ -7,7 +7,7 @@ which is given no annotation, comes to the same.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import onnx
@@ -59,7 +59,7 @@ class ShapeInfo:
 
     def inferred_now(self) -> ShapeInfo:
         """A ShapeInfo with inference done, so that it stays valid for existing values while the model changes."""
-        _ = self.symbols, self._inferred
+        _ = self._free, self._inferred
         return self
 
     def verified_shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
@@ -127,14 +127,12 @@ class ShapeInfo:
     @functools.cached_property
     def symbols(self) -> set[str]:
         """The names of all symbolic sizes in the model."""
-        dims = (plain_dim(dim) for value in values(self._model) for dim in value.shape or ())
-        return {dim for dim in dims if isinstance(dim, str)} - {*NO_NAMES}
+        return _names(values(self._model))
 
     @functools.cached_property
     def _free(self) -> set[str]:
         """The names of sizes that the inputs leave open."""
-        dims = (plain_dim(dim) for value in self._inputs for dim in value.shape or ())
-        return self.symbols.intersection(dim for dim in dims if isinstance(dim, str))
+        return _names(self._inputs)
 
     def folded_sizes(self, node: ir.Node, layout: int) -> dict[str, int]:
         """seq_length and batch_size of a recurrent node from constant folding, which is slow."""
@@ -315,6 +313,12 @@ def _verdict(
     if len(stated) != len(known) or any(a != b for a, b in pairs if isinstance(b, int) or b in free):
         return False
     return None if any(not isinstance(b, int) for _, b in pairs) else True
+
+
+def _names(values: Iterable[ir.Value]) -> set[str]:
+    """The names of sizes that values declare."""
+    dims = (plain_dim(dim) for value in values for dim in value.shape or ())
+    return {dim for dim in dims if isinstance(dim, str)} - {*NO_NAMES}
 
 
 def plain_dim(dim: int | ir.SymbolicDim) -> Dim:

@@ -125,18 +125,16 @@ class Target:
             yield "avoided element types", ", ".join(sorted(self.constraints.avoid_types))
         if not self.scan_captures:
             yield "Scan", "a body must not read values that are computed outside it"
-        if self.empty:
-            yield "empty tensors", "supported"
-        if self.functions:
-            yield "calls of functions", "supported"
-        if self.sparse:
-            yield "sparse initializers", "supported"
-        if self.output_shapes:
-            yield "outputs", "must declare their shapes"
-        if self.true_shapes:
-            yield "declared sizes", "must be true, so sizes that cannot be verified are dropped"
-        if self.named_batch:
-            yield "Scan", "the batch size must be known or the size of an input, not computed from several sizes"
+        facts = (
+            (self.empty, "empty tensors", "supported"),
+            (self.functions, "calls of functions", "supported"),
+            (self.sparse, "sparse initializers", "supported"),
+            (self.output_shapes, "outputs", "must declare their shapes"),
+            (self.true_shapes, "declared sizes", "must be true, so sizes that cannot be verified are dropped"),
+            (self.named_batch, "Scan",
+             "the batch size must be known or the size of an input, not computed from several sizes"),
+        )  # fmt: skip
+        yield from ((what, words) for holds, what, words in facts if holds)
         for op_type, largest in self.constraints.saturates.items():
             yield op_type, f"fails for arguments beyond {largest:g}, so they are limited"
         for op_type, limits in self.constraints.limits.items():

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import FIRST_TODAY
-from rnn_lower.ir.traits import DATA_MOVEMENT, ELEMENTWISE
+from rnn_lower.ir.traits import DATA_MOVEMENT, ELEMENTWISE, MEASURING
 from rnn_lower.ir.walk import known_tensor, opset_of, subgraphs
 from rnn_lower.transforms.certainty import is_certain
 
@@ -134,7 +134,7 @@ def _is_read(tensor: ir.TensorProtocol | None, node: ir.Node) -> bool:
     """Whether to evaluate a node that reads this constant: any but many floats, unless it reads only their shape."""
     if tensor is None:
         return False
-    return node.op_type in ("Shape", "Size") or tensor.dtype.is_integer() or tensor.size <= MOST_ELEMENTS
+    return node.op_type in MEASURING or tensor.dtype.is_integer() or tensor.size <= MOST_ELEMENTS
 
 
 def content_of(value: ir.Value | None, node: ir.Node) -> np.ndarray | None:
@@ -142,7 +142,7 @@ def content_of(value: ir.Value | None, node: ir.Node) -> np.ndarray | None:
     tensor = known_tensor(value)
     if tensor is None:
         return None
-    return np.broadcast_to(0, tensor.shape.numpy()) if node.op_type in ("Shape", "Size") else np.asarray(tensor.numpy())
+    return np.broadcast_to(0, tensor.shape.numpy()) if node.op_type in MEASURING else np.asarray(tensor.numpy())
 
 
 def evaluator(model: onnx.ModelProto, operators: Iterable[type] = ()) -> ReferenceEvaluator:

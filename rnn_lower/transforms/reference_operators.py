@@ -180,14 +180,20 @@ class Hardmax(_Rows):
     of_last = staticmethod(_hardmax)
 
 
+def places_of(indices: Any, depth: int, axis: int) -> tuple[Any, Any]:
+    """The indices and all places of a OneHot, to be compared by broadcasting. axis: of the places."""
+    indices = np.expand_dims(indices, axis)
+    places = np.arange(depth).reshape([-1 if k == axis % indices.ndim else 1 for k in range(indices.ndim)])
+    return indices, places
+
+
 class OneHot(OpRun):  # type: ignore[misc]
     """OneHot: onnx 1.23 multiplies with the difference of the two values, which loses a value beside a large one."""
 
     def _run(self, indices: Any, depth: Any, values: Any, axis: Any = None) -> tuple[Any, ...]:
-        place, depth = (-1 if axis is None else axis) % (indices.ndim + 1), int(np.ravel(depth)[0])
-        indices = np.expand_dims(indices.astype(np.int64), place)
-        positions = np.arange(depth).reshape([-1 if k == place else 1 for k in range(indices.ndim)])
-        return (np.where((indices == positions) | (indices + depth == positions), values[1], values[0]),)
+        depth = int(np.ravel(depth)[0])
+        indices, places = places_of(indices.astype(np.int64), depth, -1 if axis is None else axis)
+        return (np.where((indices == places) | (indices + depth == places), values[1], values[0]),)
 
 
 class BatchNormalization(OpRun):  # type: ignore[misc]
