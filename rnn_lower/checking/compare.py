@@ -49,7 +49,7 @@ class Comparison:
             new = compare(name, wanted, result, self._rtol, self._atol, self._rounding)
             if not new.ok and self._rounding and _is_discrete(wanted, result):
                 new = dataclasses.replace(new, ok=True, reason=f"{new.reason}, possibly because of rounding")
-            self._filled |= {name} if _has_content(wanted) else set()
+            self._filled |= {name} if has_content(wanted) else set()
             first = self._first.setdefault(name, wanted)
             self._varied |= set() if _identical(first, wanted) or _is_uniform(first, wanted) else {name}
             old = self._reports.get(name, new)
@@ -99,9 +99,10 @@ def _is_uniform(a: Any, b: Any) -> bool:
     return bool(values.size) and bool(np.all(values == values[0]))
 
 
-def _has_content(value: Any) -> bool:
+def has_content(value: Any) -> bool:
+    """Whether a result, or one of a list, has an element that is a finite number."""
     if isinstance(value, list):
-        return any(map(_has_content, value))
+        return any(map(has_content, value))
     array = np.asarray(value)
     return array.size > 0 and (array.dtype.kind not in "fcV" or bool(np.any(np.isfinite(array.astype(np.complex128)))))
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rnn_lower.checking.compare import Comparison
+from rnn_lower.checking.compare import Comparison, has_content
 from rnn_lower.checking.model_pair import ModelPair, OriginalFails
 from rnn_lower.checking.runners import ORT
 from rnn_lower.errors import RnnLowerError
@@ -129,7 +129,9 @@ def _in_chunks(
             raise OriginalFails(why)
         return feeds, results
 
-    sampled = chunked.sampled(number, trial.steps, whole_run, OriginalFails, judge.nodes)
+    sampled = chunked.sampled(
+        number, trial.steps, whole_run, OriginalFails, judge.nodes, lambda run: has_content(run[1])
+    )
     if isinstance(sampled, str) and trial.is_long:
         return []
     if isinstance(sampled, str):

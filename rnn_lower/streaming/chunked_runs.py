@@ -82,12 +82,12 @@ class ChunkedRuns:
 
     def sampled(
         self, index: int, steps: int, run: Callable[[Feeds], T], failure: type[Exception],
-        nodes: Sequence[RecurrentNode] | None = None,
+        nodes: Sequence[RecurrentNode] | None = None, is_useful: Callable[[T], bool] = lambda _: True,
     ) -> T | str:  # fmt: skip
         """The results of the original over `steps` steps after the delay, for sampled inputs; or why no sample ran.
 
         failure: the exception that `run` raises for inputs that the original does not accept.  steps: 0 for a model
-        whose runs are single steps.
+        whose runs are single steps.  is_useful: the first such results are preferred to the first of all.
         """
         late = max([*self.plan.late.values(), *self.plan.warm_up.values()], default=0)
         frames = (-(-late // self.step) + steps) * self.step
@@ -105,13 +105,17 @@ class ChunkedRuns:
         sizes = fixed_sizes(self.original.model, self.made.proto) | dict.fromkeys(
             self.plan.inputs.items(), fixed or frames
         )
-        why = ""
+        why, useless = "", list[T]()
         for feeds in samples.Samples(self.original.model, self.seed, sizes, nodes).candidates(index):
             try:
-                return run(feeds)
+                results = run(feeds)
             except failure as error:
                 why = why or str(error)
-        return why
+                continue
+            if is_useful(results):
+                return results
+            useless = useless or [results]
+        return useless[0] if useless else why
 
     def chunkings(self, feeds: Feeds, index: int, trial: Trial) -> Iterator[list[int]]:
         """The chunk lengths to try: equal ones, mixed ones, and the whole sequence."""

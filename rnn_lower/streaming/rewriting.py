@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -217,6 +218,8 @@ def _analyzed(
             work = work.changed(error.split)
             continue
         except UnsupportedError as error:
+            if requested.step is not None and (smaller := _smaller_step(work, streams, requested, baked)):
+                raise UnsupportedError(f"{error}; try a smaller step (--step {smaller})") from None
             if requested.delay or "--delay" not in str(error):
                 raise
             try:
@@ -228,6 +231,18 @@ def _analyzed(
                     raise UnsupportedError(f"{error}; after that, {other}") from None
             raise
         return work, analysis
+
+
+def _smaller_step(
+    document: Document, streams: dict[str, int], requested: StreamOptions, baked: int | None
+) -> int | None:  # fmt: skip
+    """The largest divisor of the requested step, at least a 16th of it, with which the analysis succeeds, or None."""
+    step = requested.step or 1
+    for divisor in (step // count for count in range(2, min(step, 16) + 1) if step % count == 0):
+        with contextlib.suppress(UnsupportedError):
+            CausalityAnalysis(document.model, document.shape_info, streams, requested.delay, divisor, baked).run()
+            return divisor
+    return None
 
 
 def _ready(document: Document, values: Mapping[str, Any], dims: Dims | None) -> Document:

@@ -232,7 +232,7 @@ class Target:
             requirements.append(_needs(text, node, "batch_size"))
         elif self.single_batch and node.static_batch != 1:
             what = f"{text} supports only a batch size of 1, not {node.static_batch}"
-            requirements.append(Requirement(what, export="with a batch size of 1 or a symbolic batch size"))
+            requirements.append(Requirement(what, export="so that this node has a batch size of 1 or a symbolic one"))
         return requirements
 
     def slow_to_load(self, node: RecurrentNode, emitted: int, together: int) -> str:

@@ -1601,6 +1601,17 @@ LATE: dict[str, tuple[Callable[[], Model], tuple[str, ...], str]] = {
 }  # fmt: skip
 
 
+def last_of_strides() -> Model:
+    """The last frame of a Conv over 5 frames in steps of 3."""
+    stack = Stack(np.random.default_rng(0))
+    stack.add("Transpose", "x", perm=[0, 2, 1])
+    stack.add("Conv", stack.value, stack.weight(6, 6, 5), kernel_shape=[5], strides=[3])
+    stack.add("Transpose", stack.value, perm=[2, 0, 1])
+    stack.add("GRU", stack.value, stack.weight(1, 18, 6), stack.weight(1, 18, 6), hidden_size=6)
+    stack.add("Gather", stack.value, stack.const(np.array(-1)), axis=0)
+    return stack.model()
+
+
 def odd(then: Then) -> Model:
     stack = Stack(np.random.default_rng(0))
     then(stack)
@@ -1709,7 +1720,8 @@ def bad_streams() -> Iterator[Bad]:
     for name, (make, given, words) in LATE.items():
         yield Bad(f"stream late {name}", streaming(make, "--time", "T", *given), words)
     free, both = lambda: model_of(dynamic=True), lambda: model_of(dynamic=True, optional=("initial_h",))
-    yield Bad("stream of several sizes", streaming(lambda: model_of(dynamic=True, direction="bidirectional")), "the inputs have several symbolic sizes (T, N); choose the axis of the stream (--time T or --time N)")
+    yield Bad("stream of several sizes", streaming(lambda: model_of(dynamic=True, direction="bidirectional")), "the inputs have several symbolic sizes (T, N); choose the axis of the stream (--time T or --time N); along T, ")
+    yield Bad("stream with too large a step", streaming(last_of_strides, "--time", "T", "--step", 6), "'y' is the last frame of the stream, but the nodes that compute it look ahead; try a smaller step (--step 3)")
     yield Bad("stream of fixed sizes", streaming(model_of), "no input has a symbolic size; choose the axis of the stream")
     yield Bad("stream numbers and reset", streaming(lambda: odd(numbered), "--time", "T", "--reset"), "it keeps one frame count for the whole batch, so individual rows cannot be reset; drop --reset")
     yield Bad("stream for a target", streaming(lambda: odd(looking_back), "--time", "T", "--dim", "N=1", "--target", "tidl", "-q"), "which computes or stores the state of the streaming model: all sizes must be known, but this node has an unknown size")

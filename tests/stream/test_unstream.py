@@ -55,6 +55,16 @@ def test_there_and_back_at_other_opsets(opset, how):
     close(run_onnxruntime(whole, {"x": x}), run_onnxruntime(model, {"x": x}))
 
 
+def test_a_logarithm_is_checked_on_positive_inputs(tmp_path, capsys):
+    s = Stack(np.random.default_rng(3))
+    s.add("Log", "x")
+    lstm(s)
+    onnx.save(rnn_lower.stream(s.model(), axis="T"), tmp_path / "chunks.onnx")
+    command = ["unstream", str(tmp_path / "chunks.onnx"), "-o", str(tmp_path / "whole.onnx"), "--check"]
+    assert cli.main(command) == 0, capsys.readouterr()
+    assert "NOTHING COMPARED" not in capsys.readouterr().out
+
+
 def test_a_batch_with_features_in_it():
     model = stack_of(dual_path)
     whole = rnn_lower.unstream(rnn_lower.stream(model, axis="T", step=2))
