@@ -20,7 +20,8 @@ LITERALS = {
 }
 """Attributes of a Constant that contain numbers, with their type and the element type of the result."""
 
-WITH_BODIES = ("If", "Loop", "Scan")
+LOOPS = ("Loop", "Scan")
+WITH_BODIES = ("If", *LOOPS)
 
 
 def newest_opset() -> int:

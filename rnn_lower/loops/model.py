@@ -11,11 +11,11 @@ from rnn_lower.builder.constants import ConstantPool
 from rnn_lower.builder.graph_builder import GraphBuilder, detach
 from rnn_lower.builder.names import Names
 from rnn_lower.ir.replacing import substitute
-from rnn_lower.ir.schemas import DEFAULT_DOMAINS
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS, LOOPS
 from rnn_lower.ir.walk import Scope, nodes, used_names, with_bodies
 from rnn_lower.loops.items import written
 from rnn_lower.loops.simplify import simplify
-from rnn_lower.loops.unrolling import LOOPS, NotCountedError, Unroller
+from rnn_lower.loops.unrolling import NotCountedError, Unroller
 from rnn_lower.shapes.fixed_dims import declared_shapes, free_dims
 from rnn_lower.shapes.shape_info import ShapeInfo
 from rnn_lower.transforms.fold import fold
@@ -78,7 +78,7 @@ def unroll_loops(model: ir.Model, max_nodes: int) -> tuple[list[str], list[Remai
                 gone.update(inside)
                 done.append(describe(node))
             except NotCountedError as error:
-                remaining.append(RemainingLoop(node, scope.path, _with_advice(str(error), model)))
+                remaining.append(RemainingLoop(node, scope.path, _with_advice(str(error), node, model)))
         for value in pool.initializers:
             model.graph.register_initializer(value)
         if len(done) == count:
@@ -106,12 +106,29 @@ def _fold(model: ir.Model) -> None:
     fold(model)
 
 
-def _with_advice(why: str, model: ir.Model) -> str:
-    """The reason why a loop stays, with the `--dim` options that may help."""
+def _with_advice(why: str, node: ir.Node, model: ir.Model) -> str:
+    """The reason why a loop stays, with what may help: the `--dim` options, or a constant instead of an input."""
     free = list(dict.fromkeys(name for *_, name in free_dims(declared_shapes(model))))
-    if not free or "--" in why or "an ONNX sequence" in why:
+    if "--" in why or "an ONNX sequence" in why:
         return why
-    return f"{why}; set the input sizes ({', '.join(f'--dim {name}=N' for name in free[:4])})"
+    if "trip count" in why and (source := _input_behind(node.inputs[0], model)) is not None:
+        return f"{why}, because it depends on the value of input '{source}'; make this input a constant in the export"
+    return f"{why}; set the input sizes ({', '.join(f'--dim {name}=N' for name in free[:4])})" if free else why
+
+
+def _input_behind(value: ir.Value | None, model: ir.Model) -> str | None:
+    """An input of the model whose content, not only its shape, determines a value."""
+    waiting, seen = [value], set[ir.Value | None]()
+    while waiting:
+        value = waiting.pop()
+        if value is None or value in seen:
+            continue
+        seen.add(value)
+        if value in model.graph.inputs:
+            return value.name
+        maker = value.producer()
+        waiting += [] if maker is None or maker.op_type in ("Shape", "Size") else maker.inputs
+    return None
 
 
 def _unroll(node: ir.Node, b: GraphBuilder, shape_info: ShapeInfo, max_nodes: int) -> int:

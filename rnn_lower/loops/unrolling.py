@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from rnn_lower.builder.graph_builder import GraphBuilder, detach
 from rnn_lower.errors import UnsupportedError
-from rnn_lower.ir.schemas import DEFAULT_DOMAINS
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS, LOOPS
 from rnn_lower.ir.traits import RANDOM
 from rnn_lower.ir.walk import get_attribute, known_tensor, subgraphs, with_bodies
 from rnn_lower.loops.items import FEW, Item, Items, Row, Table, key_of, written
@@ -18,7 +18,6 @@ from rnn_lower.loops.rules import RULES, Call, of_all_rows
 from rnn_lower.shapes.shape_info import ShapeInfo
 from rnn_lower.transforms.evaluate import evaluate_node
 
-LOOPS = ("Loop", "Scan")
 NONDETERMINISTIC = ("Dropout", *RANDOM)
 """Operators of which two equal nodes compute different values."""
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from rnn_lower.ir.schemas import LOOPS
 from rnn_lower.ir.traits import MEASURING
 from rnn_lower.ir.walk import Scope, constant, nodes, subgraphs
-from rnn_lower.loops.unrolling import LOOPS
 from rnn_lower.proving.call import OutOfScopeError, cast_type
 from rnn_lower.proving.element_types import WIDE_INTEGERS
 from rnn_lower.proving.field import Array, Field

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from rnn_lower.ir.schemas import LOOPS
 from rnn_lower.ir.traits import MEASURING
 from rnn_lower.ir.walk import NODE_MARK, constant, get_attribute, known_tensor
-from rnn_lower.loops.unrolling import LOOPS
 from rnn_lower.proving.program import read_by
 from rnn_lower.raising.algebra import FUNCTIONS, Algebra, NoGuessError, Sum, same
 from rnn_lower.raising.guess import Cell, cells, masks, unmasked

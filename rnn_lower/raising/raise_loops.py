@@ -18,8 +18,9 @@ from rnn_lower.builder.constants import ConstantPool, from_tensor
 from rnn_lower.builder.graph_builder import GraphBuilder, detach
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import UnsupportedError
+from rnn_lower.ir.schemas import LOOPS
 from rnn_lower.ir.walk import constant, default_opset, used_names
-from rnn_lower.loops.unrolling import LOOPS, behind_identity
+from rnn_lower.loops.unrolling import behind_identity
 from rnn_lower.lowering.node import Dim
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import Dims
@@ -132,6 +133,10 @@ def _raise_region(model: ir.Model, region: Region, twin: ir.Model) -> Raised | N
             "mid-sequence), which no recurrent node can do"
         )
     for proposal in itertools.islice(_proposals(model, region, twin, shape_info), MOST_TRIES):
+        if proposal.batches[:1] == [1] and len(proposal.batches) > 1:
+            advice = f"if the batch size is 1, set it (--dim {proposal.batches[1]}=1)"
+            why = f"an initial state has one row, which the loop may repeat for each row of the batch; {advice}"
+            continue
         model.graph.extend(proposal.nodes)
         for value in proposal.constants:
             model.graph.register_initializer(value)

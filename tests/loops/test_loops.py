@@ -433,6 +433,21 @@ def test_a_target_says_why_a_loop_stays(caplog):
     assert "--dim N=N, --dim T=N" in told or "--dim" in told
 
 
+def test_a_trip_count_that_an_input_contains_is_told_with_the_input(caplog):
+    """No size helps there, and neither does unrolling."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[T,N,2] x, int64 n) => (float[T,N,2] y)
+        <bool yes = {1}, float[1,2,2] W = {0.1, 0.2, 0.3, 0.4}, float[1,2,2] R = {0.5, -0.6, 0.7, 0.8}, int64[1] one = {1}> {
+        [loop] y = Loop (n, yes, x) <body = b (int64 i, bool go, float[T,N,2] s) => (bool on, float[T,N,2] r) {
+            on = Identity (go) h = RNN <hidden_size = 2> (s, W, R) r = Squeeze (h, one) }> }""")
+    with pytest.raises(
+        rnn_lower.UnsupportedError, match="it depends on the value of input 'n'; make this input a constant"
+    ):
+        rnn_lower.lower(model, loops=True, dims={"T": 3, "N": 1})
+    with pytest.raises(rnn_lower.UnsupportedError) as refused:
+        rnn_lower.lower(model, target="tidl", dims={"T": 3, "N": 1})
+    assert "--loops" not in str(refused.value)
+
+
 def test_a_loop_that_stays_keeps_its_body():
     """Folding is proved, with no step too: a body's output whose Cast is gone still has its rank."""
     nodes = [helper.make_node("Gemm", ["s", "w", "b"], ["p"], name="gemm", transB=1),
@@ -624,6 +639,17 @@ def test_a_loop_that_repeats_a_row_is_not_raised():
     feeds = {"X": np.ones((3, 1, 3), np.float32)}
     assert run_onnxruntime(model, feeds)[0].shape[2] == 4
     assert loops_of(rnn_lower.raise_loops(model)) != []
+
+
+def test_a_loop_that_repeats_its_initial_row_keeps_its_batch_size():
+    """A recurrent node needs as many rows in its state as in X, so this would allow only a batch of 1."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[T,N,2] x, float[1,2] h) => (float[T,N,2] y)
+        <float[2,2] W = {0.1, 0.2, 0.3, 0.4}, float[2,2] R = {0.5, -0.6, 0.7, 0.8}> { p = MatMul (x, W)
+        [scan] last, y = Scan <num_scan_inputs = 1, body = b (float[N,2] s, float[N,2] row) => (float[N,2] r, float[N,2] out) {
+            m = MatMul (s, R) t = Add (row, m) r = Tanh (t) out = Identity (r) }> (h, p) }""")
+    assert rnn_lower.raise_loops(model) == model
+    raised = rnn_lower.raise_loops(model, dims={"N": 1})
+    assert [node.op_type for node in raised.graph.node if node.op_type == "RNN"]
 
 
 def test_a_loop_that_lowering_emitted_is_unrolled_and_proved():
