@@ -47,6 +47,9 @@ INT64 = ir.DataType.INT64
 LARGE = 1 << 24
 """The maximum number of elements of constant zeros and positions."""
 
+EXACT_IN_FLOAT = 1 << 24
+"""Integers below this number are exact in float32."""
+
 
 @runtime_checkable
 class Factor(Protocol):
@@ -189,12 +192,14 @@ class GraphBuilder:
             value = ir.Value(name=name)
             self.append(ir.Node("", "Constant", (), (ir.AttrTensor("value", tensor),), outputs=(value,), name=name))
             return value
-        # The integers that rnn_lower emits are exact in double.
-        wide = ir.tensor(tensor.numpy().astype(np.float64), name=f"{name}/double")
-        double = self._write_constant(wide, self.names.unique(f"{name}/double"))
-        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(wide.numpy().shape))
+        numbers = tensor.numpy().astype(np.float64)  # in which the integers that rnn_lower emits are exact
+        if np.abs(numbers).max(initial=0) < EXACT_IN_FLOAT:  # some runtimes have no double
+            numbers = numbers.astype(np.float32)
+        source = self.names.unique(f"{name}/{numbers.dtype}")
+        floating = self._write_constant(ir.tensor(numbers, name=source), source)
+        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(numbers.shape))
         to = convenience.convert_attribute("to", self._cast_to(tensor.dtype))
-        self.append(ir.Node("", "Cast", (double,), (to,), outputs=(value,), name=name))
+        self.append(ir.Node("", "Cast", (floating,), (to,), outputs=(value,), name=name))
         return value
 
     # -- arithmetic ------------------------------------------------------------------------------------------------

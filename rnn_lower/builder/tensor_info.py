@@ -56,7 +56,7 @@ def info_of(operand: ir.Value | Constant) -> TensorInfo:
 
 
 def _cast_to_integers(value: ir.Value) -> ir.Value | None:
-    """Return the operand of a Cast to INT64: before opset 9 integers are cast from doubles."""
+    """Return the operand of a Cast to INT64: before opset 9 integers are cast from floats or doubles."""
     node = value.producer()
     to = None if node is None or node.op_type != "Cast" else node.attributes.get("to")
     is_cast = to is not None and to.value in (int(ir.DataType.INT64), "INT64")

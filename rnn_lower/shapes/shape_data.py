@@ -95,11 +95,19 @@ def _transpose(node: ir.Node, _: int, shape: Shape) -> InferredShape | None:
 
 
 def _recurrent(node: ir.Node, index: int, shape: Shape) -> InferredShape | None:
-    """Y [T, num_directions, N, hidden_size], of layout 0; inference knows the others."""
-    have = _data(node, shape)
-    if have is None or len(have) != 3 or index != 0 or get_attribute(node, "layout", _INT, 0) != 0:
+    """Y [T, num_directions, N, hidden_size] or the final states [num_directions, N, hidden_size]; layout 1: N first.
+
+    onnx infers them from opset 7 on, but for T and N only if both are numbers.
+    """
+    have, layout = _data(node, shape), get_attribute(node, "layout", _INT, 0)
+    direction = get_attribute(node, "direction", ir.AttributeType.STRING, "forward")
+    if have is None or len(have) != 3 or None in (layout, direction):
         return None
-    return [have[0], None, have[1], None]
+    count, units = size(2 if direction == "bidirectional" else 1), get_attribute(node, "hidden_size", _INT, 0)
+    time, batch = have[1::-1] if layout else have[:2]
+    state = [batch, count] if layout else [count, batch]
+    sequence = [batch, time, count] if layout else [time, count, batch]
+    return [*(state if index else sequence), size(units) if units else None]
 
 
 def _expand(node: ir.Node, _: int, shape: Shape) -> InferredShape | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from judge import run_onnxruntime
+from judge import refused, run_onnxruntime, run_reference
+from onenode import Case, build
 from onnx import TensorProto, helper, numpy_helper
 
+import rnn_lower
 from rnn_lower.modelio.document import Document
 from rnn_lower.shapes.shape_data import SHAPES, computed_shape
 from rnn_lower.shapes.size_values import RULES
@@ -172,3 +174,26 @@ def test_what_is_not_counted(what):
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8)
     document = Document(model)
     assert set(computed_shape(document.model.graph.outputs[0], document.shape_info) or [None]) <= {None}
+
+
+@pytest.mark.parametrize(("op", "opset"), [("LSTM", 1), ("GRU", 3), ("RNN", 6), ("LSTM", 14)])
+@pytest.mark.parametrize("layout", [0, 1])
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_results_of_recurrent_nodes(op, opset, layout, direction):
+    """onnx infers them from opset 7 on."""
+    if layout and opset < 14:
+        pytest.skip("layout came with opset 14")
+    case = Case(op, opset, T=5, N=2, H=4, direction=direction, layout=layout)
+    model, feeds = build(case)
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    document = Document(model)
+    found = [computed_shape(value, document.shape_info) for value in document.model.graph.outputs]
+    assert found == [
+        list(array.shape) for array in (run_reference if refused(model) else run_onnxruntime)(model, feeds)
+    ]
+    for value, sizes in zip(model.graph.output, found, strict=True):
+        value.CopyFrom(helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, sizes))
+    lowered = rnn_lower.lower(model)
+    assert lowered.graph.output == model.graph.output
+    assert rnn_lower.prove(model, lowered)
