@@ -395,9 +395,11 @@ def _replace(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
 
 
 def put(names: Any, index: int, name: str) -> None:
-    """Set an input or output of a node, and extend the list if needed."""
+    """Set an input or output of a node, and extend the list if needed; some runtimes count empty names at its end."""
     names.extend([""] * (index + 1 - len(names)))
     names[index] = name
+    while not name and names and not names[-1]:
+        del names[-1]
 
 
 def filled(shape: Sequence[Size], fill: Any, dtype: ir.DataType) -> np.ndarray:

@@ -60,11 +60,12 @@ class Position(Carried):
             self._end_with_chunk(work, site)
             numbers, skipped = site.divert("numbers"), b.mul(before, constant([self.delta], INT64), "skipped")
             frames: Operand = b.op("Shape", numbers, name="frames")
-            if work.step is not None:  # a constant, because tract does not return values computed from a shape
+            if work.step is not None:
                 frames = constant([int(work.step / work.infos[self.node.outputs[0]].every)], INT64, "frames")
             total = b.add(before, frames, "total")
             site.rename(b.add(numbers, b.cast(skipped, INT64, self.dtype, "offset"), "positions"), output)
-        work.hand_on(site, total, state)
+        # tract returns no result that is only a sum of sizes and inputs; all of these are positive
+        work.hand_on(site, total if work.step is not None else b.op("Abs", total, name="position"), state)
 
     def _end_with_chunk(self, work: GraphEditor, site: Site) -> None:
         """Recompute the limit of a Range from the frames of the chunk."""

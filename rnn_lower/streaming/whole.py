@@ -60,11 +60,11 @@ def unstreamed(document: Document, states: Mapping[str, str] | None, time: str |
         raise RnnLowerError("the model has no state; declare its states with --state INPUT=OUTPUT")
     source = document.copied()
     if time is not None and plan.inputs:
-        raise RnnLowerError(
-            f"--time {time} has no effect, because the metadata of the model already contains the "
-            f"time axes, {dict(plan.inputs)}; drop --time"
-        )
-    if time is not None:
+        work, name, _ = opened(source.copied(), time)
+        if axes_of(work, name) != plan.inputs:
+            known = ", ".join(axis_name(*each) for each in plan.inputs.items())
+            raise RnnLowerError(f"--time {time}: the metadata of the model names other time axes, {known}; drop --time")
+    elif time is not None:
         plan = _with_axes(source, plan, time)
     elif not plan.inputs:
         source, plan = _with_new_axis(source, plan)

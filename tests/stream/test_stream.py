@@ -371,3 +371,17 @@ def test_strides_ask_for_multiples():
         match=r"step=3: operators of the model have strides along the time axis, .* a multiple of 2",
     ):
         rnn_lower.stream(model, axis="T", step=3)
+
+
+def test_no_node_ends_with_an_empty_input():
+    """Some runtimes count it: the bias of a ConvTranspose is added once per frame, so the node has none."""
+    s = Stack(np.random.default_rng(0))
+    s.add("Transpose", "x", perm=[0, 2, 1])
+    s.add("ConvTranspose", s.value, s.weight(6, 6, 3), s.weight(6), kernel_shape=[3], strides=[2])
+    s.add("Slice", s.value, s.ints(0), s.ints(-1), s.ints(2))
+    s.add("Transpose", s.value, perm=[0, 2, 1])
+    model, x = s.model(), np.random.default_rng(0).uniform(-1, 1, (2, 8, 6)).astype(np.float32)
+    streamed = rnn_lower.stream(model, axis="T", step=4)
+    (node,) = (node for node in streamed.graph.node if node.op_type == "ConvTranspose")
+    assert len(node.input) == 2
+    close([in_chunks(streamed, {"x": x}, [4, 4])["y"]], run_onnxruntime(model, {"x": x}))

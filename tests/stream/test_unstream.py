@@ -120,8 +120,8 @@ def test_runs_of_one_step(tmp_path, capsys):
         (lambda: stack_of(lstm), {"states": {}}, "the model has no state; declare"),
         (
             lambda: rnn_lower.stream(stack_of(lstm), axis="T"),
-            {"axis": "x[1]"},
-            "the metadata of the model already contains the time axes",
+            {"axis": "x[0]"},
+            "the metadata of the model names other time axes",
         ),
         (policy, {"states": {"h": "nothing"}}, "the model has no input 'h' or no output 'nothing'"),
     ],
@@ -129,6 +129,11 @@ def test_runs_of_one_step(tmp_path, capsys):
 def test_is_refused(model, options, words):
     with pytest.raises(rnn_lower.RnnLowerError, match=words):
         rnn_lower.unstream(model(), **options)
+
+
+def test_the_axis_of_the_metadata_may_be_named():
+    streamed = rnn_lower.stream(stack_of(lstm), axis="T")
+    assert rnn_lower.unstream(streamed, axis="x[1]") == rnn_lower.unstream(streamed)
 
 
 def merged() -> onnx.ModelProto:
