@@ -436,6 +436,54 @@ def test_outputs_that_opencv_does_not_load(rank, target, caplog):
     assert ("does not support 1 remaining node" in caplog.text) == named
 
 
+def test_outputs_of_branches_that_opencv_does_not_load(caplog):
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[4,1,2] x, bool c) => (float[4,1,1,2] y)
+        <float[1,2,2] W = {0.1, 0.2, 0.3, 0.4}, float[1,2,2] R = {0.5, -0.6, 0.7, 0.8}, int64[1] one = {1}> {
+        y = If (c) <then_branch = t () => (float[4,1,1,2] a) { a = RNN <hidden_size = 2> (x, W, R) },
+                    else_branch = e () => (float[4,1,1,2] b) { b = Unsqueeze (x, one) }> }""")
+    assert rnn_lower.lint(rnn_lower.lower(model, target="opencv"), "opencv").ok
+    for attribute in model.graph.node[0].attribute:
+        attribute.g.output[0].type.tensor_type.ClearField("shape")
+    rules = {finding.rule for finding in rnn_lower.lint(model, "opencv").findings}
+    assert "opencv loads no model whose output 'b' declares no shape" in rules
+
+
+@pytest.mark.parametrize(
+    ("target", "node"),
+    [
+        ("onnx2torch", "QuantizeLinear (x, scale, zero)"), ("onnx2torch", "Reshape <allowzero = 1> (x, shape)"),
+        ("opencv", 'Resize <mode = "nearest"> (x, none, factors)'), ("opencv", "MatMul (pages, cubes)"),
+        ("opencv", "MatMul (x, line)"), ("opencv", 'Conv <auto_pad = "SAME_LOWER"> (x, kernel)'),
+        ("opencv", "ReverseSequence <time_axis = 2, batch_axis = 1> (x, lengths)"),
+        ("tract", "ReverseSequence <time_axis = 2, batch_axis = 1> (x, lengths)"), ("tract", "Pad (x, crop)"),
+        ("openvino", "ReduceL1 <axes = [2]> (x)"), ("openvino", "ReduceLogSumExp <axes = [2]> (x)"),
+    ],
+)  # fmt: skip
+def test_nodes_that_these_runtimes_lack(target, node):
+    """Some fail, some compute other numbers."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[1,2,4] x, float[2,4,5,3] pages) => (y)
+        <float scale = {{1}}, uint8 zero = {{0}}, int64[3] shape = {{1, 4, 2}}, float[0] none = {{}},
+         float[3] factors = {{1, 1, 2}}, float[4] line = {{1, 2, 3, 4}}, float[1,2,2] kernel = {{1, 2, 3, 4}},
+         int64[2] lengths = {{3, 4}}, int64[6] crop = {{0, 0, 0, 0, 0, -1}}, float[4,3,1] cubes =
+         {{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}}> {{ y = {node} }}""")
+    (finding,) = (each for each in rnn_lower.lint(model, target).findings if "declares no shape" not in each.rule)
+    assert finding.op == node.split()[0]
+
+
+@pytest.mark.parametrize(("size", "named"), [("T", False), ("?", True), (None, True), (4, False)])
+def test_inputs_of_sizes_without_a_name(size, named):
+    model, _ = build(Case("GRU", 17, T=4, N=2, outputs=("Y",)))
+    dim = model.graph.input[0].type.tensor_type.shape.dim[0]
+    dim.Clear()
+    if size is not None:
+        setattr(dim, "dim_value" if isinstance(size, int) else "dim_param", size)
+    for target in ("tract", "openvino"):
+        findings = rnn_lower.lint(rnn_lower.lower(model, target=target), target).findings
+        assert ["has a free size without a name" in finding.rule for finding in findings] == [True] * (
+            named and target == "tract"
+        )
+
+
 def test_nothing_is_said_without_a_target(caplog):
     with caplog.at_level("WARNING", "rnn_lower"):
         rnn_lower.lower(counting(helper.make_tensor("", onnx.TensorProto.INT64, [], [4])))

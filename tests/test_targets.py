@@ -361,6 +361,22 @@ def test_a_comparison_of_floats_only(feature, tmp_path):
     assert ("Less" in emitted(rnn_lower.lower(build(FEATURES[feature])[0], target=path))) == ("Relu" in feature)
 
 
+@pytest.mark.parametrize("opset", [6, 7, 8])
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+def test_integers_before_opset_9_are_no_doubles(op, opset):
+    """There a Constant holds no integers: they are cast from floats, and OpenCV has no double."""
+    model, _ = build(Case(op, opset, T=3, N=2, direction="bidirectional", optional=("B",), weights="initializer"))
+    model.ir_version = 3
+    model.graph.input.extend(
+        onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        for tensor in model.graph.initializer
+        if tensor.name not in {value.name for value in model.graph.input}
+    )
+    lowered = rnn_lower.lower(model, target="opencv")
+    assert rnn_lower.lint(lowered, "opencv").ok
+    assert rnn_lower.prove(model, lowered)
+
+
 @pytest.mark.parametrize("rule", ['avoid = ["Cast"]', 'limits.Cast.types = ["FLOAT"]'])
 def test_sizes_that_take_a_cast_before_opset_9(rule, tmp_path):
     """There a Constant holds no integers, so that a Reshape needs a Cast: refused by its rule, never an internal error."""

@@ -145,10 +145,10 @@ class Plan:
 
     @functools.cached_property
     def warnings(self) -> dict[ir.Node, str]:
-        """For each node, a note about slow loading of a large unrolled graph; the first one is logged."""
-        unrolled = [new for new in self.replacements if new.site.form == "unroll"]
-        together = sum(new.count for new in unrolled)
-        messages = [(new.site.node, self._target.slow_to_load(new.site.node, new.count, together)) for new in unrolled]
+        """For each node, a note if its graph loads slowly, or if its Scan may fail; the first one is logged."""
+        together = sum(new.count for new in self.replacements if new.site.form == "unroll")
+        sites = [(new.site.node, new.site.form, new.count) for new in self.replacements]
+        messages = [(node, self._target.warning(node, form, count, together)) for node, form, count in sites]
         warnings = [(node, message) for node, message in messages if message]
         for node, message in warnings[:1]:
             more = f" (and {len(warnings) - 1} more node{'s' * (len(warnings) > 2)})" if len(warnings) > 1 else ""

@@ -71,7 +71,10 @@ class ConstraintChecker:
         own = info_of(operand)
         if own.constant or isinstance(operand, Constant):
             return own
-        return _fuller(self.declared(operand), self._infos.get(operand) or own)
+        declared = self.declared(operand)
+        if operand in self._infos:
+            return _fuller(declared, self._infos[operand])
+        return own if declared is None else declared  # what is only declared, as of the states of a Loop, may be false
 
 
 def _fuller(declared: TensorInfo | None, inferred: TensorInfo) -> TensorInfo:

@@ -135,6 +135,7 @@ LIMITS: dict[str, Key] = {
     "explicit": Key(_list_of(_is_text), 'a list of names of attributes, such as ["value"]'),
     "types": Key(_list_of(_TYPE, 1), 'a list of element types, such as ["FLOAT"]'),
     "broadcast": _FLAG,
+    "same_rank": _FLAG,
     "forward": _FLAG,
     "states": Key(_one_of("computed"), '"computed"'),
 }

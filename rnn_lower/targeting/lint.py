@@ -10,16 +10,15 @@ from typing import Any
 import onnx_ir as ir
 
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.ir.schemas import DEFAULT_DOMAINS
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS, LOOPS
 from rnn_lower.ir.walk import SPARSE, Scope, recurrent_functions, recurrent_nodes, scopes
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.legalizer import can_legalize
 from rnn_lower.lowering.node import RecurrentNode, display_name, read_node
-from rnn_lower.shapes.shape_info import ShapeInfo, declared_by
+from rnn_lower.shapes.fixed_dims import axis_name, declared_shapes
+from rnn_lower.shapes.shape_info import NO_NAMES, ShapeInfo, declared_by
 from rnn_lower.targeting import Target
 from rnn_lower.targeting.native_support import RIGHT, UNKNOWN
-
-LOOPS = ("Loop", "Scan")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,11 +93,22 @@ def unsupported(
     recurrent = {node for node, _ in recurrent_nodes(model)}
     others, inlined = recurrent | {*known}, recurrent_functions(model)
     calls = {name: name in inlined for name in model.functions}
+    yield from _unnamed_sizes(model, target)
     for scope in scopes(model):
         yield from _plain(scope, target, shape_info, others, calls)
         for node in scope.graph:
             if node in recurrent:
                 yield from _recurrent(node, scope, target, shape_info, lower)
+
+
+def _unnamed_sizes(model: ir.Model, target: Target) -> Iterator[Finding]:
+    """A finding for each input with a free size that has no name, if the target needs names."""
+    for name, shape in declared_shapes(model).items() if target.true_shapes else ():
+        open_axes = [axis for axis, size in enumerate(shape or ()) if size is None or size in NO_NAMES]
+        if open_axes:
+            why = f"{target.name} loads no model with an input that has a free size without a name"
+            sizes = " ".join(f"{axis_name(name, axis)}=N" for axis in open_axes)
+            yield Finding(name, "input", "main graph", why, f"name the sizes, or set them (--dim {sizes})")
 
 
 def summary(findings: Sequence[Finding], target: Target) -> str:
@@ -122,11 +132,10 @@ def _plain(
 ) -> Iterator[Finding]:  # fmt: skip
     """The findings for the nodes of a graph but these others. calls: by function, whether lowering inlines it."""
     checker = ConstraintChecker(target.constraints, scope.opset, declared_by(shape_info))
-    needs_shapes = target.output_shapes and scope.outer is None and isinstance(scope.graph, ir.Graph)
+    needs_shapes, in_body = target.output_shapes and isinstance(scope.graph, ir.Graph), scope.outer is not None
     for node in scope.graph:
-        if needs_shapes and (
-            bare := [value for value in node.outputs if value.is_graph_output() and value.shape is None]
-        ):
+        ends = [value for value in node.outputs if needs_shapes and value.is_graph_output() and value.shape is None]
+        if bare := [value for value in ends if not in_body or value.type is not None]:
             why = f"{target.name} loads no model whose output '{bare[0].name}' declares no shape"
             yield Finding(display_name(node), node.op_type, scope.path, why, "declare the rank of the output")
         is_sparse = not target.sparse and any(value is not None and SPARSE in value.meta for value in node.inputs)

@@ -235,11 +235,16 @@ class Target:
             requirements.append(Requirement(what, export="so that this node has a batch size of 1 or a symbolic one"))
         return requirements
 
-    def slow_to_load(self, node: RecurrentNode, emitted: int, together: int) -> str:
-        """Return a message if loading the unrolled nodes is slow, else an empty string.
+    def warning(self, node: RecurrentNode, form: str, emitted: int, together: int) -> str:
+        """Return a message if loading the unrolled nodes is slow, or if a Scan may not run, else an empty string.
 
         emitted: the number of nodes for this node.  together: for all unrolled nodes of the model.
         """
+        if form == "scan" and node.batch_size is None and self.needs_name(node):
+            text = f"the Scan of {self.name} may fail if the model computes the batch size"
+            return f"{text}; set the sizes (--dim) or --fold"
+        if form != "unroll":
+            return ""
         length = node.static_length or 0
         if together <= LARGE and (self.slow is None or length <= self.slow[0]):
             return ""

@@ -139,3 +139,23 @@ def test_a_target_without_masks_takes_constant_lengths(target, lengths):
     lowered = rnn_lower.lower(model, target=target)
     assert rnn_lower.prove(model, lowered).ok
     close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+
+
+@pytest.mark.parametrize("direction", ["reverse", "bidirectional"])
+@pytest.mark.parametrize("steps", [2, 3])
+def test_a_length_that_only_the_body_of_a_loop_declares(direction, steps):
+    """A state of a Loop may have another size than its declaration; onnxruntime runs the node at any length."""
+    directions = 2 if direction == "bidirectional" else 1
+    weights = "".join(
+        f", float[{directions},2,2] {name} = {{{', '.join(map(str, np.linspace(-1, 1, 4 * directions)))}}}"
+        for name in "WR"
+    )
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[T,1,2] x) => (float[T,1,2] y)
+        <int64 trips = {{2}}, bool yes = {{1}}, int64[1] one = {{1}}, int64[1] zero = {{0}}{weights}> {{
+        y = Loop (trips, yes, x) <body = b (int64 i, bool go, float[2,1,2] s) => (bool on, float[2,1,2] r) {{
+            on = Identity (go) h = RNN <hidden_size = 2, direction = "{direction}"> (s, W, R)
+            r = ReduceSum <keepdims = 0> (h, one) }}> }}""")
+    lowered = rnn_lower.lower(model, target="onnx-reference")
+    feeds = {"x": np.random.default_rng(0).normal(size=(steps, 1, 2)).astype(np.float32)}
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+    assert rnn_lower.prove(model, lowered)

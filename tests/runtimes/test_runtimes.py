@@ -9,6 +9,7 @@ import onnx
 import pytest
 from features import FEATURES, REFUSED_FEATURES
 from judge import expected, remaining, run_onnxruntime
+from layers import Stack
 from onenode import OPTIONAL, Case, build
 from runners import RUNNERS, limit_of, missing
 from stacks import GATES
@@ -109,6 +110,26 @@ def test_tract_with_a_computed_batch():
     feeds = {"x": np.linspace(-1, 1, 2 * 5 * 9 * 2, dtype=np.float32).reshape(2, 5, 9, 2)}
     close(RUNNERS["tract"][1](lowered, feeds), run_onnxruntime(model, feeds))
     assert "Scan" in {node.op_type for node in rnn_lower.lower(model, target="tract", form="scan").graph.node}
+
+
+def test_tract_returns_positions(tmp_path):
+    """What is only a sum of sizes and inputs, it returns as a symbol; with a known length, there is none."""
+    needs("tract")
+    import tract
+
+    s = Stack(np.random.default_rng(0))
+    frames = s.add("Gather", s.add("Shape", "x"), s.const(np.array(1)), axis=0)
+    s.add("Range", s.const(np.array(0)), frames, s.const(np.array(1)))
+    s.add("Unsqueeze", s.add("Cast", s.value, to=onnx.TensorProto.FLOAT), s.ints(1))
+    s.add("Add", "x", s.value)
+    model = rnn_lower.stream(s.model(), axis="T", target="tract")
+    onnx.save(model, tmp_path / "stream.onnx")
+    runnable = tract.onnx().load(tmp_path / "stream.onnx").into_model().into_runnable()
+    x, position = np.ones((2, 3, 6), np.float32), np.zeros(1, np.int64)
+    for _ in range(2):
+        results = runnable.run([x, position])
+        y, position = (result.to_numpy() for result in results)
+    close([y, position], [1 + np.broadcast_to(np.arange(3, 6)[:, np.newaxis], (2, 3, 6)), np.array([6])])
 
 
 def test_tract_gets_no_untrue_sizes():
