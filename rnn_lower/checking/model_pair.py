@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -229,6 +230,19 @@ class ModelPair:
             raise OriginalFails(one_line(error)) from None
         return results
 
+    def moved_results(self, feeds: Feeds) -> list[Any] | None:
+        """The results of the original if each float of the inputs moves by one unit, or None if it does not run then.
+
+        None also if another difference than rounding is possible: of models that are not proved, or of runtimes.
+        """
+        rng = np.random.default_rng(0)
+        if not self.is_proved or self._on is not None:
+            return None
+        try:
+            return self.original_results({name: _moved(np.asarray(array), rng) for name, array in feeds.items()})
+        except OriginalFails:
+            return None
+
     def _open_original(self) -> Run:
         if self.judge != ORT:
             return open_reference(self.original)
@@ -265,6 +279,14 @@ class ModelPair:
                 message += "; its Scan cannot run on an empty sequence; lower the model with"
                 message += " --form loop or --target onnxruntime"
             raise RnnLowerError(f"{_named(self._lowered_path)}{message}") from None
+
+
+def _moved(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """An array with each float moved by about one unit in the last place, up or down."""
+    if array.dtype.kind not in "fV":
+        return array
+    eps = float(ml_dtypes.finfo(array.dtype).eps)
+    return (array.astype(np.float64) * (1 + eps * rng.choice((-1, 1), array.shape))).astype(array.dtype)
 
 
 def _is_same(node: ir.Node, other: ir.Node | None) -> bool:

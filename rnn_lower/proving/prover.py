@@ -16,6 +16,7 @@ import onnx_ir as ir
 from rnn_lower.driver.plan import read_document
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
+from rnn_lower.ir.schemas import LOOPS
 from rnn_lower.ir.walk import (
     NODE_MARK,
     Scope,
@@ -26,13 +27,13 @@ from rnn_lower.ir.walk import (
     roots,
     subgraphs,
 )
-from rnn_lower.loops.unrolling import LOOPS
 from rnn_lower.lowering.node import display_name
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving import model_diff
 from rnn_lower.proving.equations import INPUTS
 from rnn_lower.proving.inline import CallError, without_made_calls
+from rnn_lower.proving.model_inputs import fixed_sizes
 from rnn_lower.proving.new_faults import new_faults
 from rnn_lower.proving.node_proof import Task, prove_node
 from rnn_lower.proving.program import read_by
@@ -40,6 +41,7 @@ from rnn_lower.proving.report import DIFFERENT, NodeProof, Proof
 from rnn_lower.proving.rewriting import FOLDING, RAISING, Raise, Step, StepError, rewritings
 from rnn_lower.proving.whole import prove_whole
 from rnn_lower.sandbox.resource_limits import one_child
+from rnn_lower.shapes.fixed_dims import declared_shapes, free_dims
 from rnn_lower.validation import check_numbers
 
 Graph = ir.Graph | ir.Function
@@ -61,7 +63,10 @@ def prove_models(
             if not faults and not isinstance(error, (CallError, StepError)):
                 raise
             proof = Proof((), () if faults else (str(error),))
-    return dataclasses.replace(proof, changed=(*proof.changed, *faults))
+    labels = {(name, axis): label for name, axis, label in free_dims(declared_shapes(source.model))}
+    fixed = {labels.get(place): size for place, size in fixed_sizes(source.model, after.proto).items()}
+    sizes = tuple(f"{label}={size}" for label, size in fixed.items())
+    return dataclasses.replace(proof, changed=(*proof.changed, *faults), fixed=sizes)
 
 
 def _prove(

@@ -38,7 +38,7 @@ class OutputReport:
         """Return one line about this output."""
         shape = "x".join(map(str, self.shape)) or "scalar"
         units = f"largest difference {self.difference}, {self.max_ulp_error:.2g} units in the last place"
-        return f"output {self.name} ({shape}): {'ok' if self.ok else self.reason}, {units}"
+        return f"output {self.name} ({shape}): {self.reason or 'ok'}, {units}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,7 @@ class CheckReport:
             f"model on {self.runner}"
         )
         lines = [ran] if verbose else []
-        lines += [output.describe() for output in self.outputs if verbose or not output.ok]
+        lines += [output.describe() for output in self.outputs if verbose or output.reason]
         lines += [f"unexpected change: {change}" for change in self.changed]
         lines += _listed("the files differ, but no run shows it", self.unseen, verbose)
         lines += [f"not proved and not tested enough: {node}" for node in self.unreached]
@@ -188,12 +188,14 @@ class Proof:
 
     steps: if more than the recurrent nodes was rewritten, such as folded constants, the comparisons of whole models
     before and after each step. Their bounds exclude those of the loops, which are among the nodes.
+    fixed: sizes of inputs that the first model leaves open and the second one fixes, as AXIS=SIZE.
     """
 
     nodes: tuple[NodeProof, ...]
     changed: tuple[str, ...] = ()
     counterexample: str = ""
     steps: tuple[NodeProof, ...] = ()
+    fixed: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -242,6 +244,7 @@ class Proof:
         """The final line."""
         count = sum(node.ok for node in self.nodes)
         rest = "the models as a whole compute the same function" if self.steps else "nothing else has changed"
+        rest += f", for the sizes that the new model fixes ({', '.join(self.fixed)})" if self.fixed else ""
         chance = f"with a probability of error below {self.bound:.1g}"
         if self.ok and not self.nodes:
             return f"no recurrent node was replaced, and {rest}{f', {chance}' if self.steps else ''}"

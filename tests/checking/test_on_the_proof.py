@@ -493,6 +493,27 @@ def test_a_proved_node_that_reads_what_overflowed_is_no_evidence(steps):
         rnn_lower.check(model, rnn_lower.lower(model))
 
 
+def chaotic(hidden: int) -> onnx.ModelProto:
+    """Large random weights amplify rounding in each step."""
+    rng = np.random.default_rng(0)
+    model, _ = build(Case("GRU", 17, I=20, H=hidden, T=40, N=2, outputs=("Y",), weights="initializer", dynamic=True))
+    for tensor in model.graph.initializer:
+        array = rng.normal(size=tensor.dims).astype(np.float32) * np.float32(1.5)
+        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    return model
+
+
+def test_rounding_that_a_proved_model_amplifies_is_no_difference():
+    model = chaotic(64)
+    lowered = rnn_lower.lower(model)
+    report = rnn_lower.check(model, lowered)
+    assert report.ok
+    assert any("because the model amplifies rounding" in output.reason for output in report.outputs)
+    weight = max(lowered.graph.initializer, key=lambda tensor: np.prod(tensor.dims))
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(1.001), weight.name))
+    assert not rnn_lower.check(model, lowered).ok
+
+
 def test_a_node_that_reads_huge_numbers_is_evidence():
     """A mask may be a huge number, whose weights are zero."""
     model = onnx.parser.parse_model("""
