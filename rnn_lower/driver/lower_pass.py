@@ -198,6 +198,7 @@ def _change_all(model: ir.Model, options: Options, keep_loops: bool = False) -> 
     folded, unrolls = _folds_and_unrolls(model, options)
     notes = [] if options.fold else [*_reasons_to_fold(model, options)]
     if folded:
+        _require_import(model)
         inline_recurrent(model)
         fold(model)
     if not unrolls:
@@ -258,6 +259,15 @@ def at_opset_of_target(model: ir.Model, options: Options) -> Options:
     return dataclasses.replace(options, opset=first if beyond[0] < first else last)
 
 
+def _require_import(model: ir.Model) -> None:
+    """Raise UnsupportedError if only functions import the operators of ONNX, so that the main graph may use none."""
+    if not DEFAULT_DOMAINS & model.opset_imports.keys():
+        raise UnsupportedError(
+            "only functions of the model import the operators of ONNX, so the opset of the model is unknown to --fold, "
+            "--opset and --as-function; add an entry with the domain '' and this opset to its opset_import"
+        )
+
+
 def _log_conversion(requested: Options, chosen: Options) -> None:
     if requested.opset != chosen.opset:
         logger.info(
@@ -281,6 +291,8 @@ def lower_model(
     if rewrites and any(_folds_and_unrolls(model, options)):
         _, notes = _change_all(model, options)
         outline = None
+    if options.opset is not None or options.as_function:
+        _require_import(model)
     if options.opset is not None:  # first, so that nodes are lowered with the operators of that opset
         convert.convert_opset(model, options.opset, outline)
     records = replace_nodes(model, options, outline)

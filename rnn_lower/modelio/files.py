@@ -31,8 +31,10 @@ logger = logging.getLogger("rnn_lower")
 EMBEDDED_UP_TO = 1_500_000_000
 """The maximum size, in bytes, of weights that stay in the .onnx file if they were there; protobuf ends at 2 GB."""
 
-SMALL = 1024
-"""Weights below this size stay in the .onnx file in any case."""
+SMALL, SIZES = 1024, 1 << 20
+"""Weights below SMALL bytes stay in the .onnx file in any case, and integers below SIZES bytes: runtimes read integers
+when they infer shapes, but not from a data file.
+"""
 
 ALIGNMENT = 4096
 """The alignment of weights in a data file, which allows memory mapping."""
@@ -280,6 +282,11 @@ def _write(document: Document, result: Staged, progress: Progress | None, dims: 
     sync(model)
 
 
+def _stays(dtype: int, size: int) -> bool:
+    """Whether a tensor of this type and number of bytes stays in the .onnx file."""
+    return size < SMALL or (dtype == onnx.TensorProto.INT64 and size < SIZES)
+
+
 class _DataFile:
     """A data file; weights are copied in pieces or computed one at a time."""
 
@@ -300,7 +307,7 @@ class _DataFile:
         """The tensor to write for a weight that lowering created."""
         tensor = value.const_value
         assert tensor is not None
-        if tensor.nbytes < SMALL:
+        if _stays(tensor.dtype, tensor.nbytes):
             return tensor
         offset = self._begin(value.name or "")
         assert self.file is not None
@@ -311,8 +318,9 @@ class _DataFile:
     def move(self, model: onnx.ModelProto, folder: Path, inline_too: bool) -> None:
         """Copy the external data of the source."""
         todo = [
-            t for t in protobuf.tensors(model) if protobuf.is_external(t) or (inline_too and len(t.raw_data) >= SMALL)
-        ]
+            t for t in protobuf.tensors(model)
+            if protobuf.is_external(t) or (inline_too and not _stays(t.data_type, len(t.raw_data)))
+        ]  # fmt: skip
         for tensor in todo:
             entries = {entry.key: entry for entry in tensor.external_data}
             if "location" in entries and entries["location"].value == self._made.data.name:

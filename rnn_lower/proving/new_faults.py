@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import onnx
 
@@ -28,23 +28,26 @@ IN_MEMORY = ("_ORT_MEM_ADDR_", "_ORT_NATIVE_ENDIAN_MEM_ADDR_")
 """The marks of data that onnxruntime holds in memory, instead of a file."""
 
 FEW = 128
-"""From this number of integers on, `lower` may write a tensor to a data file."""
+"""Fewer integers may be sizes."""
 
 EXTERNAL_KEYS = (LOCATION, "offset", "length", "checksum")
 """The keys of external data that onnxruntime accepts."""
 
 
 def new_faults(old: Document, new: Document) -> list[str]:
-    """Faults that keep some runtimes from loading the new model, and that the old one does not have."""
-    faults = [text.format(name) for text, find in _FAULTS.items() for name in sorted(find(new.proto) - find(old.proto))]
+    """Faults that keep some runtimes from loading the new model, and that the old one does not have as often."""
+    faults = [
+        text.format(name)
+        for text, find in _FAULTS.items() for name in sorted(Counter(find(new.proto)) - Counter(find(old.proto)))
+    ]  # fmt: skip
     escaping = sorted(_escaping_files(new) - _escaping_files(old))
     faults += [f"the data file of tensor '{name}' is a link that leads out of the model's folder" for name in escaping]
-    error = malformed(new.outline)
-    if error and malformed(old.outline):
+    error = _malformed(new)
+    if error and _malformed(old):
         for document in (old, new):
             _ = document.model  # which sorts the outline: onnxruntime accepts any order, the checker does not
-        error = malformed(new.outline)
-        if malformed(old.outline):
+        error = _malformed(new)
+        if _malformed(old):
             error = min(_unfit_nodes(new) - _unfit_nodes(old), default="")
     if error:
         return [*faults, f"onnx's checker reports that the new model is invalid: {error}"]
@@ -52,6 +55,16 @@ def new_faults(old: Document, new: Document) -> list[str]:
         return [f"the new model is invalid: {invalid}"]
     error = "" if faults else new_misdeclaration(old.outline, new.outline)
     return [*faults, f"onnx's inference reports that the new model is invalid: {error}"] if error else faults
+
+
+def _malformed(document: Document) -> str:
+    """The first error that onnx's checker finds, or ""; it requires declared shapes, but does not compare them."""
+    outline = onnx.ModelProto.FromString(document.outline.SerializeToString())
+    for graph in protobuf.graphs_in(outline.graph):
+        for value in (*getattr(graph, "input", ()), *graph.output):
+            if value.type.HasField("tensor_type"):
+                value.type.tensor_type.shape.SetInParent()
+    return malformed(outline)
 
 
 def new_misdeclaration(old: onnx.ModelProto, new: onnx.ModelProto) -> str:
@@ -123,40 +136,40 @@ def _declarations(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
         yield from [] if isinstance(holder, onnx.FunctionProto) else [*holder.input, *holder.output]
 
 
-def _untyped_values(model: onnx.ModelProto) -> set[str]:
+def _untyped_values(model: onnx.ModelProto) -> list[str]:
     """Values that are declared without an element type, or as sequences although lowering emitted their node."""
     nodes = (node for holder in protobuf.holders(model) for node in holder.node if not is_emitted(node))
     unmarked = {name for node in nodes for name in node.output}
     declared = [(info.name, info.type) for info in _declarations(model) if info.HasField("type")]
-    untyped = {name for name, kind in declared if not protobuf.innermost(kind).tensor_type.elem_type}
-    return untyped | ({name for name, kind in declared if not kind.HasField("tensor_type")} - unmarked)
+    untyped = [name for name, kind in declared if not protobuf.innermost(kind).tensor_type.elem_type]
+    return untyped + [name for name, kind in declared if not kind.HasField("tensor_type") and name not in unmarked]
 
 
-def _negative_sizes(model: onnx.ModelProto) -> set[str]:
+def _negative_sizes(model: onnx.ModelProto) -> list[str]:
     """Values that are declared with a negative size."""
     shapes = ((info.name, info.type.tensor_type.shape.dim) for info in _declarations(model))
-    return {name for name, dims in shapes if any(dim.dim_value < 0 for dim in dims)}
+    return [name for name, dims in shapes if any(dim.dim_value < 0 for dim in dims)]
 
 
-def _redeclared_values(model: onnx.ModelProto) -> set[str]:
+def _redeclared_values(model: onnx.ModelProto) -> list[str]:
     """Values that a body declares although an outer scope computes them; runtimes believe either declaration."""
-    return {
+    return [
         info.name for body in _bodies(model) for info in body.value_info
         if info.name not in {*(v.name for v in body.input), *(t.name for t in body.initializer),
                              *(name for node in body.node for name in node.output)}
-    }  # fmt: skip
+    ]  # fmt: skip
 
 
-def _read_too_early(model: onnx.ModelProto) -> set[str]:
-    """Values of bodies that a node reads before another one computes them; the checker sees only sorted outlines."""
-    return set[str]().union(*map(read_early, _bodies(model)))
+def _read_too_early(model: onnx.ModelProto) -> list[str]:
+    """Values that a node reads before another one computes them; of the main graph, runtimes sort the nodes."""
+    return [name for holder in (*model.functions, *_bodies(model)) for name in read_early(holder)]
 
 
 def read_early(graph: protobuf.Holder) -> set[str]:
-    """The values that a node of a graph reads before another one computes them."""
+    """The values that a node of a graph reads, also in its bodies, before another one computes them."""
     early, later = set[str](), {name for node in graph.node for name in node.output if name}
     for node in graph.node:
-        early |= later.intersection(node.input)
+        early |= later & protobuf.read_by(node)
         later.difference_update(node.output)
     return early
 
@@ -177,11 +190,11 @@ def _redefined_values(model: onnx.ModelProto) -> set[str]:
     return redefined
 
 
-def _unshaped_loop_inputs(model: onnx.ModelProto) -> set[str]:
+def _unshaped_loop_inputs(model: onnx.ModelProto) -> list[str]:
     """Iteration numbers and conditions of Loops that do not declare their rank, which onnxruntime requires."""
     loops = (node for holder in protobuf.holders(model) for node in holder.node if node.op_type == "Loop")
     inputs = (info for node in loops for body in protobuf.graphs_of(node) for info in body.input[:2])
-    return {info.name for info in inputs if not info.type.tensor_type.HasField("shape")}
+    return [info.name for info in inputs if not info.type.tensor_type.HasField("shape")]
 
 
 def _ambiguous_tensors(model: onnx.ModelProto) -> set[str]:
@@ -199,8 +212,17 @@ def _unknown_keys(model: onnx.ModelProto) -> set[str]:
     return {tensor.name for tensor in external if not {entry.key for entry in tensor.external_data} <= {*EXTERNAL_KEYS}}
 
 
+def _unnormal_paths(model: onnx.ModelProto) -> set[str]:
+    """Tensors whose data file has a path with empty parts or dots, which onnxruntime may refuse."""
+    external = filter(protobuf.is_external, protobuf.tensors(model))
+    paths = ((t.name, entry.value) for t in external for entry in t.external_data if entry.key == LOCATION)
+    return {name for name, path in paths if {"", ".", ".."} & {*path.split("/")[1:]}}
+
+
 INFERRED = {
-    "Range": (0, 1, 2), "Reshape": (1,), "Resize": (2, 3), "Slice": (1, 2, 3, 4), "Split": (1,), "Upsample": (1,),
+    "ConstantOfShape": (0,), "Expand": (1,), "Pad": (1, 3), "Range": (0, 1, 2), "ReduceSum": (1,), "Reshape": (1,),
+    "Resize": (2, 3), "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "Tile": (1,), "TopK": (1,),
+    "Unsqueeze": (1,), "Upsample": (1,),
 }  # fmt: skip
 """Operands of any type that runtimes read when they infer shapes."""
 
@@ -212,12 +234,13 @@ def _in_memory(model: onnx.ModelProto) -> set[str]:
     return {name for name, text in entries if any(mark in text for mark in IN_MEMORY)}
 
 
-def _external_sizes(model: onnx.ModelProto) -> set[str]:
+def _external_sizes(model: onnx.ModelProto) -> list[str]:
     """Few integers, or operands of INFERRED, in a data file, which runtimes do not read when they infer shapes."""
-    few = [t for t in protobuf.tensors(model) if protobuf.is_external(t) and math.prod(t.dims) < FEW]
-    nodes = (node for holder in (protobuf.holders(model) if few else ()) for node in holder.node)
-    read = {name for node in nodes for k in INFERRED.get(node.op_type, ()) for name in node.input[k : k + 1]}
-    return {tensor.name for tensor in few if tensor.data_type == onnx.TensorProto.INT64 or tensor.name in read}
+    external = [tensor for tensor in protobuf.tensors(model) if protobuf.is_external(tensor)]
+    nodes = (node for holder in (protobuf.holders(model) if external else ()) for node in holder.node)
+    read = Counter(name for node in nodes for k in INFERRED.get(node.op_type, ()) for name in node.input[k : k + 1])
+    few = [t.name for t in external if t.data_type == onnx.TensorProto.INT64 and math.prod(t.dims) < FEW]
+    return few + [tensor.name for tensor in external for _ in range(read[tensor.name])]
 
 
 def _escaping_files(document: Document) -> set[str]:
@@ -240,7 +263,7 @@ def _unnamed_bodies(model: onnx.ModelProto) -> set[str]:
     return {next(iter(node.output), "") for node in nodes if any(not body.name for body in protobuf.graphs_of(node))}
 
 
-_FAULTS: Mapping[str, Callable[[onnx.ModelProto], set[str]]] = {
+_FAULTS: Mapping[str, Callable[[onnx.ModelProto], Iterable[str]]] = {
     "onnxruntime refuses the attributes of the recurrent node that computes '{}'": _refused_nodes,
     "the model imports opset {}, which the installed onnx does not define": _unknown_opsets,
     "a body contains a declaration of '{}', but does not compute this value": _redeclared_values,
@@ -249,10 +272,11 @@ _FAULTS: Mapping[str, Callable[[onnx.ModelProto], set[str]]] = {
     "tensor '{}' has data in several fields": _ambiguous_tensors,
     "a body in a function redefines '{}', a value of the function": _redefined_values,
     "the external data of tensor '{}' has an unknown key": _unknown_keys,
+    "the path of the data file of tensor '{}' is not normal": _unnormal_paths,
     "onnxruntime takes the data file of tensor '{}' for an address in memory": _in_memory,
     "the data of tensor '{}', which may be sizes, is not in the file of the model": _external_sizes,
     "body input '{}' of a Loop declares no shape": _unshaped_loop_inputs,
-    "a node of a body reads '{}' before it is computed": _read_too_early,
+    "a node of a body or a function reads '{}' before it is computed": _read_too_early,
     "a body of the node that computes '{}' has no name": _unnamed_bodies,
     "'{}' may be a name that onnxruntime gives when it inlines functions": _inlined_names,
     "several nodes have the name '{}'": _repeated_names,

@@ -8,16 +8,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common
 
 from rnn_lower.driver.plan import document_without_sequences
-from rnn_lower.ir.schemas import DEFAULT_DOMAINS
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS, LOOPS
 from rnn_lower.ir.walk import count_nodes, nodes, output_names, subgraphs
-from rnn_lower.loops.unrolling import LOOPS
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proving import float_run
@@ -59,6 +59,10 @@ FLOAT_DRAWS = 24
 
 INTEGER_DRAWS, LARGE_DRAWS, NUMBER_DRAWS = 12, 16, 8
 """The numbers of draws: of small integers and booleans for each set of sizes, of large integers, and per constant."""
+
+
+FloatRun: TypeAlias = "tuple[Mapping[str, np.ndarray], list[np.ndarray]]"
+"""Inputs, and the outputs of the original."""
 
 
 def _repeating(model: ir.Model) -> set[tuple[str, tuple[str, ...]]]:
@@ -169,6 +173,7 @@ class _Comparison:
     undefined.  kept: inputs that always had their default.
     empty: outputs that were always empty.  hollow: values of nodes that were.
     untested: of each model, bodies that never ran.
+    branches: of an If in any model, those that never ran.  telling: inputs with which one ran for the first time.
     opaque: recurrent nodes are random functions of what they read.
     shared: names of values that both may compute once.  agreed: for each of these, whether they were always equal.
     """
@@ -193,6 +198,9 @@ class _Comparison:
         self.empty = {str(value.name) for value in self.models[0].graph.outputs if 0 not in (value.shape or ())}
         self.hollow = {value for model in self.models for value in _values(model) if value.name}
         self.untested = [{body for node, _ in nodes(model) for _, body in subgraphs(node)} for model in self.models]
+        owners = [node for model in self.models for node, _ in nodes(model) if node.op_type == "If"]
+        self.branches = {body for node in owners for _, body in subgraphs(node)}
+        self.telling = list[Mapping[str, Array]]()
         self.shared = set.intersection(*map(named_outside_loops, self.models)) if self.untested[1] else set[str]()
         self.agreed = dict[str, bool]()
         self.declared = shapes_of(self.documents[0])
@@ -235,27 +243,41 @@ class _Comparison:
     def difference_in_floats(self) -> str:
         """The first difference of both models in floats, or ""."""
         rng = np.random.default_rng(self.seed)
-        for scale in SCALES:
-            if reason := float_run.confirmed(functools.partial(self._differ_in_floats, rng, scale)):
+        draws: list[Callable[[], FloatRun | None]]
+        draws = [functools.partial(self._run_in_floats, rng, scale) for scale in SCALES]
+        draws += [functools.partial(self._results_in_floats, rng, 1.0, inputs) for inputs in self.telling]
+        for draw in draws:
+            if reason := float_run.confirmed(functools.partial(self._differ_in_floats, draw)):
                 return f"{reason} in floating-point arithmetic"
         return ""
 
-    def _run_in_floats(self, rng: np.random.Generator, scale: float) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
+    def _run_in_floats(self, rng: np.random.Generator, scale: float) -> FloatRun:
         """Random inputs of this scale with which the original runs, and its results."""
         for sizes in itertools.islice(itertools.cycle(self._usual_sizes()), FLOAT_DRAWS):
             drawn = draw_inputs(Field(self.seed), self.models[0], sizes, rng, False)
-            inputs = {
-                name: (scale * rng.standard_normal(array.shape) if array.dtype == np.uint64 else array)
-                for name, array in drawn.items()
-            }
-            inputs = {name: array.astype(self.types[name]) for name, array in inputs.items()}
-            with contextlib.suppress(Exception):  # the evaluator raises exceptions of any type
-                return inputs, float_run.outputs(self.sources[0].proto, inputs)
+            if (results := self._results_in_floats(rng, scale, drawn)) is not None:
+                return results
         raise OutOfScopeError("onnx's evaluator cannot run the original in floats")
 
-    def _differ_in_floats(self, rng: np.random.Generator, scale: float) -> str:
-        """The difference for random inputs of this scale, or ""."""
-        inputs, old = self._run_in_floats(rng, scale)
+    def _results_in_floats(
+        self, rng: np.random.Generator, scale: float, drawn: Mapping[str, Array]
+    ) -> FloatRun | None:  # fmt: skip
+        """Random floats of this scale for field elements, and the results of the original; None if it does not run."""
+        inputs = {
+            name: (scale * rng.standard_normal(array.shape) if array.dtype == np.uint64 else array).astype(
+                self.types[name]
+            )
+            for name, array in drawn.items() if name in self.types
+        }  # fmt: skip
+        with contextlib.suppress(Exception):  # the evaluator raises exceptions of any type
+            return inputs, float_run.outputs(self.sources[0].proto, inputs)
+        return None
+
+    def _differ_in_floats(self, draw: Callable[[], FloatRun | None]) -> str:
+        """The difference for drawn inputs, or ""."""
+        if (drawn := draw()) is None:
+            return ""
+        inputs, old = drawn
         try:
             new = float_run.outputs(self.sources[1].proto, inputs)
         except Exception as error:
@@ -340,6 +362,7 @@ class _Comparison:
         except NotRunError:
             return ""
         results, symbols, computed = list[list[Array]](), list[set[str]](), list[dict[str, Array]]()
+        executed = set[ir.Graph]()
         for document, flow in zip(self.documents, self.flows, strict=True):
             field.symbols.clear()
             evaluator = self._evaluator(document, flow, field, trial)
@@ -361,10 +384,14 @@ class _Comparison:
                 return ""  # the size of an integer, or its being zero, may be why
             symbols.append(set(field.symbols))
             computed.append(evaluator.named(self.shared))
+            executed |= evaluator.executed
             for parts in self.untested:
                 parts.difference_update(evaluator.executed)
             self.hollow -= evaluator.filled
         self.count += 1
+        if self.branches & executed and not trial.large and 0 not in trial.sizes.values():
+            self.branches -= executed
+            self.telling.append(inputs)
         if trial.sizes not in self.ran:
             self.ran.append(trial.sizes)
         self.kept -= overridden.keys()

@@ -26,6 +26,7 @@ from rnn_lower.proving.integer_flow import IntegerFlow
 from rnn_lower.proving.movement import MOVED_BY_ONNX
 from rnn_lower.proving.whole_model import CASTS, ModelInterpreter
 from rnn_lower.proving.windows import SmallInputError
+from rnn_lower.transforms import certainty
 from rnn_lower.transforms.evaluate import KNOWN, evaluate_node
 from rnn_lower.transforms.strip_weights import sizes_of
 
@@ -69,6 +70,7 @@ class WholeEvaluator(ModelInterpreter):
         self._floats: dict[int, tuple[Array, np.ndarray]] = {}
         self._flow = flow
         self._symbols: dict[int, set[str]] = {}
+        self._rounded: dict[int, Array] = {}
         self._latest: dict[ir.Node, tuple[Sequence[Array | None], Sequence[Array]]] = {}
         self.filled: set[ir.Value] = set()
 
@@ -159,6 +161,7 @@ class WholeEvaluator(ModelInterpreter):
         if own and not rounds and all(a is None or b is not None for a, b in zip(operands, numbers, strict=True)):
             is_known = node.op_type in KNOWN
             results = self._computed(node, numbers) if is_known else self._unknown(node, operands)
+            self._follow_rounding(node, operands, numbers, results)
             self._latest[node] = operands, results
             return results
         self._use(operands)
@@ -174,6 +177,17 @@ class WholeEvaluator(ModelInterpreter):
             if own and node.op_type in MOVES:
                 raise (NotRunError if isinstance(error, WrongError) else OutOfScopeError)(str(error)) from None
         return self._unknown(node, operands)
+
+    def _follow_rounding(
+        self, node: ir.Node, operands: Sequence[Array | None], numbers: Sequence[np.ndarray | None],
+        results: Sequence[Array],
+    ) -> None:  # fmt: skip
+        """Record that a node jumps at numbers that runtimes may round differently; both models must have it."""
+        is_rounded = any(id(operand) in self._rounded for operand in operands)
+        if is_rounded and certainty.jumps(node):
+            self.field.symbols.add(f"{node.op_type} of rounded numbers ({_digest(attributes_key(node), operands)})")
+        if is_rounded or certainty.rounds(node, numbers):
+            self._rounded.update({id(array): array for array in results})
 
     def _is_whole(self, value: ir.Value | None, operand: Array | None) -> bool:
         """Whether integers were computed from floats: they are field elements, without integer division or order."""

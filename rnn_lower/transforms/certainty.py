@@ -1,4 +1,4 @@
-"""Which constants every runtime computes as onnx's evaluator does, but for rounding.
+"""Which constants every runtime computes as onnx's evaluator does, but for rounding; and which operators jump with it.
 
 Kernels differ at the edges of element types: they compute 16-bit floats in 32 bits and integers in doubles, and do not
 agree on NaN. Code that replaces a node by its result must leave such nodes alone.
@@ -7,6 +7,7 @@ agree on NaN. Code that replaces a node by its result must leave such nodes alon
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -30,6 +31,18 @@ OF_INTEGERS = frozenset((
 ))  # fmt: skip
 """Operators that compute integers in integers, which wrap around; others compute in floats or in other orders."""
 
+EXACT = MOVING | {
+    "Abs", "Add", "Cast", "CastLike", "Ceil", "Clip", "Constant", "Div", "Equal", "Floor", "Greater", "GreaterOrEqual",
+    "Less", "LessOrEqual", "Max", "Min", "Mul", "Neg", "ReduceMax", "ReduceMin", "Relu", "Round", "Sign", "Sqrt", "Sub",
+}  # fmt: skip
+"""Operators whose results in float32 and float64 are the same on all runtimes, to the last digit."""
+
+JUMPING = frozenset((
+    "ArgMax", "ArgMin", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mod", "NonZero",
+    "QuantizeLinear", "Round", "Sign", "TopK",
+))  # fmt: skip
+"""Operators that may compute something else if one of their operands is rounded differently."""
+
 SUMMED = ("ReduceL1", "ReduceMean", "ReduceSum")
 """Operators that sum int64 in doubles on onnxruntime; other integers may wrap around."""
 
@@ -52,6 +65,29 @@ def is_certain(node: ir.Node, operands: Sequence[np.ndarray | None]) -> bool:
         return _agrees(node, operands)
     except (IndexError, KeyError, TypeError, ValueError):  # of an invalid node, which a run reports
         return False
+
+
+def rounds(node: ir.Node, operands: Sequence[np.ndarray | None]) -> bool:
+    """Whether runtimes may round what a node computes from these floats in different ways."""
+    floats = [array for array in operands if array is not None and array.dtype.kind in "fV"]
+    if node.op_type == "Pow":
+        return not all(bool((np.trunc(wide := array.astype(np.float64)) == wide).all()) for array in floats)
+    return bool(floats) and node.op_type not in EXACT
+
+
+def jumps(node: ir.Node) -> bool:
+    """Whether a node may compute something else if one of its operands is rounded differently."""
+    if node.op_type != "Cast":
+        return node.op_type in JUMPING
+    try:
+        return _numpy_type(node.attributes["to"].value).kind not in "fV"
+    except (KeyError, TypeError, ValueError):  # of an invalid node, or an attribute of a function
+        return False
+
+
+def _numpy_type(to: int | str) -> np.dtype[Any]:
+    """The type to which a Cast casts; before opset 6, a word names it."""
+    return np.dtype((ir.DataType[to] if isinstance(to, str) else ir.DataType(to)).numpy())
 
 
 def _agrees(node: ir.Node, operands: Sequence[np.ndarray | None]) -> bool:
@@ -111,8 +147,7 @@ def _is_backwards(node: ir.Node, x: np.ndarray, array_of: Callable[[ir.Value], n
 def _casts_alike(node: ir.Node, arrays: Sequence[np.ndarray]) -> bool:
     """Whether runtimes agree on a cast; they round doubles to 16 bits in one or in two steps."""
     x = arrays[0]
-    to = ir.DataType.from_numpy(arrays[1].dtype) if node.op_type == "CastLike" else node.attributes["to"].value
-    goal = (ir.DataType[to] if isinstance(to, str) else ir.DataType(to)).numpy()  # a word before opset 6
+    goal = arrays[1].dtype if node.op_type == "CastLike" else _numpy_type(node.attributes["to"].value)
     if str(goal) not in (CAST if str(x.dtype) in CAST else USUAL):
         return False
     if str(goal) in ("bfloat16", "float16"):

@@ -16,7 +16,7 @@ from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import FIRST_TODAY
 from rnn_lower.ir.traits import DATA_MOVEMENT, ELEMENTWISE, MEASURING
 from rnn_lower.ir.walk import known_tensor, opset_of, subgraphs
-from rnn_lower.transforms.certainty import is_certain
+from rnn_lower.transforms.certainty import is_certain, jumps, rounds
 
 if TYPE_CHECKING:
     from onnx.reference import ReferenceEvaluator
@@ -91,19 +91,50 @@ def evaluate_node(
 
 
 def computed_constants(nodes: Iterable[tuple[ir.Node, int]]) -> dict[ir.Value | None, np.ndarray]:
-    """The values that nodes compute from constants alone. nodes: in order, with their opsets."""
+    """The values that nodes compute from constants alone, as all runtimes do. nodes: in order, with their opsets."""
+    return _certain([*nodes])[0]
+
+
+def delicate_nodes(nodes: Sequence[tuple[ir.Node, int]]) -> set[ir.Node]:
+    """The nodes that compute floats from constants alone on whose last digit another node of constants depends.
+
+    Runtimes round Exp(Log(3)) in several ways, so that Floor of it may be 2 or 3. nodes: in order, with their opsets.
+    """
+    return _certain(nodes)[1] if any(jumps(node) for node, _ in nodes) else set()
+
+
+def _certain(nodes: Sequence[tuple[ir.Node, int]]) -> tuple[dict[ir.Value | None, np.ndarray], set[ir.Node]]:
+    """The values that nodes compute from constants alone without the delicate nodes, and the delicate nodes."""
+    delicate = set[ir.Node]()
+    while True:
+        computed, more = _computed(nodes, delicate)
+        if not more:
+            return computed, delicate
+        delicate |= more
+
+
+def _computed(
+    nodes: Iterable[tuple[ir.Node, int]], left_out: Collection[ir.Node]
+) -> tuple[dict[ir.Value | None, np.ndarray], set[ir.Node]]:  # fmt: skip
+    """The values that nodes compute from constants alone, and the nodes among these that are delicate."""
     computed: dict[ir.Value | None, np.ndarray] = {}
+    rounding: dict[ir.Value | None, set[ir.Node]] = {}
+    delicate = set[ir.Node]()
     for node, opset in nodes:
         held = [value for value in node.inputs if value is not None]
         is_known = all(value in computed or _is_read(known_tensor(value), node) for value in held)
-        if is_known and held and not any(subgraphs(node)):
-            operands = [computed[value] if value in computed else content_of(value, node) for value in node.inputs]
-            if most_elements(node.op_type, operands) > MOST_ELEMENTS:
-                continue
-            with contextlib.suppress(Exception), np.errstate(all="ignore"):  # an invalid node, which a run reports
-                results = evaluate_node(node, operands, opset)
-                computed.update(zip((value for value in node.outputs if value.name), results, strict=True))
-    return computed
+        if not is_known or not held or node in left_out or any(subgraphs(node)):
+            continue
+        operands = [computed[value] if value in computed else content_of(value, node) for value in node.inputs]
+        if most_elements(node.op_type, operands) > MOST_ELEMENTS:
+            continue
+        sources = set[ir.Node]().union(*(rounding.get(value, ()) for value in held))
+        delicate |= sources if jumps(node) else set()
+        with contextlib.suppress(Exception), np.errstate(all="ignore"):  # an invalid node, which a run reports
+            results = evaluate_node(node, operands, opset)
+            computed.update(zip((value for value in node.outputs if value.name), results, strict=True))
+            rounding.update(dict.fromkeys(node.outputs, sources | ({node} if rounds(node, operands) else set())))
+    return computed, delicate
 
 
 def most_elements(op_type: str, inputs: Iterable[np.ndarray | None]) -> int:

@@ -23,7 +23,7 @@ from rnn_lower.sandbox import child_process
 from rnn_lower.sandbox.child_process import Ended, run_in_subprocess
 from rnn_lower.sandbox.resource_limits import run_with_limits
 from rnn_lower.transforms.certainty import is_certain
-from rnn_lower.transforms.evaluate import TRUSTED, content_of, divides_by_zero, most_elements
+from rnn_lower.transforms.evaluate import TRUSTED, content_of, delicate_nodes, divides_by_zero, most_elements
 from rnn_lower.transforms.inline import inlined
 from rnn_lower.transforms.split_sequences import SEQUENCES, without_sequences
 from rnn_lower.transforms.strip_weights import outline_of, unverified_values, without_annotations
@@ -100,8 +100,13 @@ def _fold_constants(model: ir.Model, should_fold: Callable[[ir.Node], bool | Non
     ]  # fmt: skip
     for node in hidden:
         node.domain = HIDDEN
+    delicate = {node.outputs[0].name for node in delicate_nodes([(node, scope.opset) for node, scope in nodes(model)])}
+
+    def is_chosen(node: ir.Node) -> bool | None:
+        return False if node.outputs and node.outputs[0].name in delicate else should_fold(node)
+
     try:
-        _optimizer().fold_constants(model, onnx_shape_inference=True, should_fold=should_fold, **limits)
+        _optimizer().fold_constants(model, onnx_shape_inference=True, should_fold=is_chosen, **limits)
     finally:
         for node in hidden:
             node.domain = ""

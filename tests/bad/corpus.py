@@ -972,7 +972,7 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("target that takes too little", with_target('avoid = ["Add", "Sub"]'), "target mine does not support Add: the target file does not list this operator as supported; rnn_lower has no equivalent for it")
     yield Bad("target that takes a batch of 1", with_target("single_batch = true"), "target mine supports only a batch size of 1, not 2")
     yield Bad("target without the form", asked("--target", "opencv", "--form", "scan"), "target opencv does not support form scan; use --form unroll")
-    yield Bad("target without the opset", asked("--target", "onnx2torch", "--opset", "18"), "target onnx2torch supports opsets 9 to 17, but the model has opset 18; use --opset 17")
+    yield Bad("target without the opset", asked("--target", "onnx2torch", "--opset", "18"), "target onnx2torch supports opsets 10 to 17, but the model has opset 18; use --opset 17")
     yield Bad("target without a batch size", asked("--target", "opencv", "--dim", "T=5", dynamic=True), "needs a known batch size")
     yield Bad("target without captured weights", changed(computed_weights, "--target", "openvino", "--form", "scan"), "does not support a Scan whose weights are computed or cast outside of its body; use --form loop or --form unroll")
     for opset in (0, -1, NEWEST + 1, 3000):
@@ -1733,7 +1733,7 @@ def bad_streams() -> Iterator[Bad]:
     yield Bad("stream packed of no batch", streaming(lambda: odd(in_the_batch), "--time", "T", "--states", "packed"), "to be packed, its state must have no symbolic sizes except the batch size; set the other sizes (--dim NAME=SIZE)")
     yield Bad("stream steps of nine", streaming(of_nine_frames, "--time", "x[1]", "--step", 2, "--check", "-q"), "the model has a fixed length of 9 frames, which is not a multiple of the chunk length 2")
     yield Bad("unstream of rows set back", unstreaming(set_back), "a model for whole sequences cannot have the input 'reset', which resets batch rows; create the streaming model without --reset")
-    yield Bad("unstream time", unstreaming(streamed_already, "--time", "X[0]"), "--time X[0] has no effect, because the metadata of the model already contains the time axes, {'X': 0}; drop --time", "--time")
+    yield Bad("unstream time", unstreaming(streamed_already, "--time", "X[1]"), "--time X[1]: the metadata of the model names other time axes, X[0]; drop --time", "--time")
     yield Bad("unstream of numbers", unstreaming(all_numbers, "--state", "s=t"), "the model has no inputs except its states")
     yield Bad("unstream of unclear frames", unstreaming(unclear_frames, "--state", "s=t", "--time", "x[1]"), "the time axis is unknown; declare the sizes of the output")
     yield Bad("stream time unknown", streaming(free, "--time", "time"), "--time time: no input has a symbolic size or an axis of this name; symbolic sizes: T, N", "--time")

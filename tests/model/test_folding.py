@@ -737,6 +737,50 @@ def test_numbers_that_kernels_compute_differently_are_not_folded(op, operands):
     assert rnn_lower.prove(model, lowered).ok
 
 
+CHAINS = {
+    "Floor of Exp of Log": ["Log", "Exp", "Floor"], "Ceil of Tanh": ["Tanh", "Ceil"], "Equal of Exp of Log": ["Log", "Exp", "Equal"],
+    "Cast of Sin": ["Sin", "Cast"], "Sign of Erf": ["Erf", "Sign"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("number", ["whole", "half"])
+def test_rounding_that_a_later_node_of_constants_amplifies_is_not_folded(chain, number):
+    """Runtimes round functions differently; what is certain, as the Floor of a product, is folded."""
+    numbers = np.arange(1, 3000, dtype=np.float32) * np.float32(1 if number == "whole" else 0.5)
+    (first, *others), model = CHAINS[chain], build(Case("RNN", 17, outputs=("Y",)))[0]
+    model.graph.node.append(helper.make_node(first, ["a"], ["v0"]))
+    for index, op in enumerate(others):
+        second = ["a"] if op == "Equal" else []
+        to = {"to": TensorProto.INT64} if op == "Cast" else {}
+        model.graph.node.append(helper.make_node(op, [f"v{index}", *second], [f"v{index + 1}"], **to))
+    last = helper.make_node("Cast", [f"v{len(others)}"], ["z"], to=TensorProto.FLOAT)
+    model = extended(model, last, {"a": numbers, "half": np.array([0.5], np.float32)})
+    model.graph.node.extend(
+        [helper.make_node("Mul", ["a", "half"], ["m"]), helper.make_node("Floor", ["m"], ["certain"])]
+    )
+    model.graph.output.append(helper.make_tensor_value_info("certain", TensorProto.FLOAT, None))
+    feeds, lowered = build(Case("RNN", 17, outputs=("Y",)))[1], rnn_lower.lower(model, fold=True)
+    for got, wanted in zip(run_onnxruntime(lowered, feeds)[1:], run_onnxruntime(model, feeds)[1:], strict=True):
+        assert np.array_equal(got, wanted)
+    kept = {node.op_type for node in lowered.graph.node}
+    assert {first, *others} <= kept | {"Floor"}
+    assert not any("m" in node.output for node in lowered.graph.node)
+    assert rnn_lower.prove(model, lowered).ok
+
+
+def test_a_constant_that_another_evaluator_folded_is_not_proved():
+    model = build(Case("RNN", 17, outputs=("Y",)))[0]
+    model.graph.node.append(helper.make_node("Log", ["a"], ["log"]))
+    model = extended(model, helper.make_node("Floor", ["log"], ["z"]), {"a": np.array([2.0, 9.0], np.float32)})
+    lowered = rnn_lower.lower(model, fold=True)
+    assert rnn_lower.prove(model, lowered).ok
+    floor = next(node for node in lowered.graph.node if node.op_type == "Floor")
+    lowered.graph.initializer.append(numpy_helper.from_array(np.array([0.0, 2.0], np.float32), "folded"))
+    floor.op_type, floor.input[0] = "Identity", "folded"
+    assert not rnn_lower.prove(model, lowered).ok
+
+
 @pytest.mark.parametrize(("dtype", "kept_casts"), [(TensorProto.INT4, 2), (TensorProto.FLOAT16, 0)])
 def test_weights_are_folded_through_types_that_all_runtimes_round_alike(dtype, kept_casts):
     model, _ = build(Case("GRU", 21, outputs=("Y",)))

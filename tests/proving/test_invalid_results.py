@@ -343,6 +343,79 @@ def test_a_function_imports_operators_without_the_name_of_their_domain():
     assert not rnn_lower.prove(model, lowered).ok
 
 
+def test_sizes_of_many_steps_stay_in_the_file_of_the_model(tmp_path):
+    """onnxruntime does not read them from a data file."""
+    model, _ = build(Case("LSTM", 17, T=130, N=1, H=16, outputs=("Y_h",), weights="initializer"))
+    onnx.save(model, tmp_path / "a.onnx", save_as_external_data=True, location="a.data", size_threshold=0)
+    rnn_lower.lower_file(tmp_path / "a.onnx", tmp_path / "b.onnx", form="unroll")
+    lowered = onnx.load(tmp_path / "b.onnx", load_external_data=False)
+    assert any(tensor.external_data for tensor in lowered.graph.initializer)
+    onnxruntime.InferenceSession(tmp_path / "b.onnx", providers=["CPUExecutionProvider"])
+    assert rnn_lower.prove(str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx"))
+    whole = onnx.load(tmp_path / "b.onnx")
+    onnx.save(whole, tmp_path / "c.onnx", save_as_external_data=True, location="c.data", size_threshold=1024)
+    assert not rnn_lower.prove(str(tmp_path / "a.onnx"), str(tmp_path / "c.onnx"))
+
+
+@pytest.mark.parametrize("op", ["Unsqueeze", "Squeeze", "Expand", "Tile", "Reshape", "Split", "ConstantOfShape"])
+def test_a_kept_tensor_of_a_data_file_gives_no_sizes(op, tmp_path):
+    """The original has it there for another node, which reads it when it runs."""
+    model, _ = build(Case("RNN", 17, T=3, N=2, outputs=("Y",), weights="initializer"))
+    numbers = {"Reshape": [6, -1], "Expand": [3, 1, 2, 4], "Tile": [1] * 4, "Split": [2, 1]}.get(op, [1])
+    model.graph.initializer.append(numpy_helper.from_array(np.array(numbers, np.int64), "k"))
+    model.graph.node.append(helper.make_node("Cast", ["k"], ["Z"], to=TensorProto.FLOAT))
+    model.graph.output.append(helper.make_tensor_value_info("Z", TensorProto.FLOAT, None))
+    onnx.save(model, tmp_path / "a.onnx", save_as_external_data=True, location="a.data", size_threshold=0)
+    rnn_lower.lower_file(tmp_path / "a.onnx", tmp_path / "b.onnx")
+    lowered, paths = (
+        onnx.load(tmp_path / "b.onnx", load_external_data=False),
+        [str(tmp_path / f"{x}.onnx") for x in "abc"],
+    )
+    onnxruntime.InferenceSession(paths[0], providers=["CPUExecutionProvider"])
+    assert rnn_lower.prove(*paths[:2])
+    inputs = ["k"] if op == "ConstantOfShape" else ["Y", "k"]
+    lowered.graph.node.append(marked(op, inputs, ["unread", "more"][: 1 + (op == "Split")]))
+    onnx.save(lowered, paths[2])
+    with pytest.raises(Exception, match="Cannot parse"):
+        onnxruntime.InferenceSession(paths[2], providers=["CPUExecutionProvider"])
+    assert not rnn_lower.prove(paths[0], paths[2])
+
+
+def test_a_body_declares_nothing_again():
+    """The original declares `h` in a branch as it is, which onnxruntime takes."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[3,2,2] x, float[1,2,2] h, bool c) => (float[3,1,2,2] y, float[1,2,2] z)
+        <float[1,2,2] W = {0.1, 0.2, 0.3, 0.4}, float[1,2,2] R = {0.5, -0.6, 0.7, 0.8}> {
+        y = RNN <hidden_size = 2> (x, W, R, , , h)
+        z = If (c) <then_branch = t () => (float[1,2,2] a) { a = Neg (h) },
+                    else_branch = e () => (float[1,2,2] b) { b = Abs (h) }> }""")
+    declared = helper.make_tensor_value_info("h", TensorProto.FLOAT, [1, 2, 2])
+    model.graph.node[1].attribute[0].g.value_info.append(declared)
+    lowered = rnn_lower.lower(model, form="loop")
+    assert loads(lowered)
+    assert rnn_lower.prove(model, lowered)
+    loop = next(node for node in lowered.graph.node if node.op_type == "Loop")
+    loop.attribute[0].g.value_info.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, [7]))
+    assert not rnn_lower.prove(model, lowered)
+
+
+@pytest.mark.parametrize("path", ["b.data/.", "b.data/", "./b.data"])
+def test_a_path_that_python_shortens(path, tmp_path):
+    model, lowered = lowered_rnn()
+    onnx.save(lowered, tmp_path / "b.onnx", save_as_external_data=True, location="b.data", size_threshold=0)
+    changed = onnx.load(tmp_path / "b.onnx", load_external_data=False)
+    for tensor in changed.graph.initializer:
+        for entry in (entry for entry in tensor.external_data if entry.key == "location"):
+            entry.value = path
+    onnx.save(changed, tmp_path / "c.onnx")
+    try:
+        onnxruntime.InferenceSession(tmp_path / "c.onnx", providers=["CPUExecutionProvider"])
+        loads_it = True
+    except Exception:
+        loads_it = False
+    assert bool(rnn_lower.prove(model, str(tmp_path / "c.onnx"))) == loads_it
+
+
 @pytest.mark.parametrize("name", ["*/_ORT_MEM_ADDR_/*", "*/_ORT_NATIVE_ENDIAN_MEM_ADDR_/*"])
 def test_a_file_with_the_name_of_an_address(name, tmp_path):
     """onnxruntime takes it for data in memory."""
@@ -502,3 +575,65 @@ def test_names_that_inference_invents_again_are_no_names(options):
     assert rnn_lower.prove(model, lowered)
     declared = [info for info in lowered.graph.value_info if info.name not in {"u", "v", "grown", "more"}]
     assert not any(dim.dim_param == "unk__1" for info in declared for dim in info.type.tensor_type.shape.dim)
+
+
+@pytest.mark.parametrize("wrong", ["more = Add (h, big) a = Sub (more, big)", "nan = Log (minus) a = Add (h, nan)"])
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+def test_a_branch_for_one_length_runs_in_floats(op, wrong):
+    """In exact arithmetic it computes the same, for the only row of length 2 of 4."""
+    model, _ = build(Case(op, 17, T=4, N=1, I=2, H=2, optional=("sequence_lens",), outputs=("Y_h",)))
+    lowered = rnn_lower.lower(model, form="unroll")
+    assert rnn_lower.prove(model, lowered)
+    result = next(node for node in lowered.graph.node if "Y_h" in node.output)
+    result.output[:] = ["h" if name == "Y_h" else name for name in result.output]
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[1,1,2] h, int32[1] sequence_lens) => (float[1,1,2] Y_h)
+        <int32[1] three = {3}, int32[1] one = {1}, float big = {1e20}, float minus = {-1}, int64[0] none = {}> {
+        below = Less (sequence_lens, three) above = Less (one, sequence_lens) p = Reshape (below, none)
+        q = Reshape (above, none)
+        Y_h = If (p) <then_branch = t () => (float[1,1,2] b) { b = If (q) <
+            then_branch = u () => (float[1,1,2] a) { WRONG }, else_branch = v () => (float[1,1,2] c) { c = Identity (h) }> },
+            else_branch = w () => (float[1,1,2] d) { d = Identity (h) }> }""".replace("WRONG", wrong)
+    added = onnx.parser.parse_model(text).graph
+    for node in added.node:
+        for entry in result.metadata_props:
+            node.metadata_props.add(key=entry.key, value=entry.value)
+        for attribute in node.attribute:
+            for inner in attribute.g.node:
+                inner.metadata_props.extend(result.metadata_props)
+                for inside in (each for held in inner.attribute for each in held.g.node):
+                    inside.metadata_props.extend(result.metadata_props)
+    lowered.graph.node.extend(added.node)
+    lowered.graph.initializer.extend(added.initializer)
+    assert not rnn_lower.prove(model, lowered)
+
+
+@pytest.mark.parametrize("form", ["scan", "loop"])
+@pytest.mark.parametrize("shaped", [True, False])
+def test_what_a_body_captures_is_computed_before_it(form, shaped):
+    """onnxruntime sorts the nodes of the main graph, but not of functions, and onnx's checker looks into no body."""
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 17, "my" : 1]> g (float[T,N,2] x,
+        float[1,2,2] W, float[1,2,2] R) => (float[T,1,N,2] y) { y = my.F (x, W, R) }
+        <domain: "my", opset_import: ["" : 17]> F (x, W, R) => (y) { [rnn] y = RNN <hidden_size = 2> (x, W, R) }""")
+    if not shaped:
+        model.graph.output[0].type.tensor_type.ClearField("shape")
+    lowered = rnn_lower.lower(model, form=form)
+    assert rnn_lower.prove(model, lowered)
+    nodes = lowered.functions[0].node
+    loop = next(index for index, node in enumerate(nodes) if node.op_type.lower() == form)
+    read = {name for node in nodes[loop].attribute[0].g.node for name in node.input}
+    read |= {name for held in nodes[loop].attribute for node in held.g.node for name in node.input}
+    index = next(index for index, node in enumerate(nodes[:loop]) if node.output[0] in read - {*nodes[loop].input})
+    moved = onnx.NodeProto.FromString(nodes[index].SerializeToString())
+    nodes.insert(loop + 1, moved)
+    del nodes[index]
+    assert not loads(lowered)
+    assert not rnn_lower.prove(model, lowered)
+
+
+@pytest.mark.parametrize("shape", [[3, 10**8, 3], [5000, 10**5, 3]], ids=str)
+def test_inputs_that_are_too_large_to_draw_are_out_of_scope(shape):
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float{shape} x) => (float[a,b,c,d] y)
+        <float[1,2,3] W = {{0.1, 0.2, 0.3, 0.4, 0.5, 0.6}}, float[1,2,2] R = {{0.5, -0.6, 0.7, 0.8}}> {{
+        y = RNN <hidden_size = 2> (x, W, R) }}""")
+    (node,) = rnn_lower.prove(model, rnn_lower.lower(model, form="scan")).nodes
+    assert "elements, the proof supports" in node.reason
