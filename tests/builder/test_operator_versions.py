@@ -131,9 +131,8 @@ def test_every_operator_that_is_listed_is_emitted(tmp_path):
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_what_a_target_avoids_is_not_emitted(name):
-    """And is something that would be emitted otherwise."""
+    """The other operators that it avoids are for `lint`."""
     target = TARGETS[name]
-    assert target.constraints.avoid <= set(EMITTED)
     for feature, case in FEATURES.items():
         if feature in REFUSED_FEATURES.get(name, ()):
             continue
