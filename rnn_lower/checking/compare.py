@@ -13,7 +13,7 @@ from rnn_lower.ir.walk import content_key
 from rnn_lower.proving.report import OutputReport
 
 AMPLIFIED = 100
-"""How much more than a unit of the inputs the rounding of all steps may change a result."""
+"""How many times what one unit in the last place of the inputs changes may be the rounding of all steps."""
 
 SATURATED = 1e-7
 """The least absolute tolerance for rounding: near their limits, runtimes compute functions only to so many digits."""
@@ -54,7 +54,7 @@ class Comparison:
             new = compare(name, wanted, result, self._rtol, self._atol, self._rounding)
             if not new.ok and self._rounding and _is_discrete(wanted, result):
                 new = dataclasses.replace(new, ok=True, reason=f"{new.reason}, possibly because of rounding")
-            elif not new.ok and self._rounding and moved is not None and _moves(wanted, result, moved[index]):
+            elif not new.ok and self._rounding and moved is not None and _is_amplified(wanted, result, moved[index]):
                 text = f"{new.reason}, because the model amplifies rounding, also that of its inputs"
                 new = dataclasses.replace(new, ok=True, reason=text)
             self._filled |= {name} if has_content(wanted) else set()
@@ -93,7 +93,7 @@ def _is_discrete(a: Any, b: Any) -> bool:
     return array_a.dtype == array_b.dtype and array_a.shape == array_b.shape and array_a.dtype.kind not in "fcV"
 
 
-def _moves(wanted: Any, result: Any, moved: Any) -> bool:
+def _is_amplified(wanted: Any, result: Any, moved: Any) -> bool:
     """Whether a result is as near to the expected one as rounding may move it, at each index of the last axis."""
     if any(isinstance(each, list) for each in (wanted, result, moved)):
         return False

@@ -239,7 +239,7 @@ class ModelPair:
         if not self.is_proved or self._on is not None:
             return None
         try:
-            return self.original_results({name: _moved(np.asarray(array), rng) for name, array in feeds.items()})
+            return self.original_results({name: _moved(array, rng) for name, array in feeds.items()})
         except OriginalFails:
             return None
 
@@ -281,9 +281,12 @@ class ModelPair:
             raise RnnLowerError(f"{_named(self._lowered_path)}{message}") from None
 
 
-def _moved(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """An array with each float moved by about one unit in the last place, up or down."""
-    if array.dtype.kind not in "fV":
+def _moved(array: Any, rng: np.random.Generator) -> Any:
+    """An array with each float moved by about one unit in the last place, up or down; a sequence as it is."""
+    if isinstance(array, list):
+        return array
+    array = np.asarray(array)
+    if array.dtype == object or not ir.DataType.from_numpy(array.dtype).is_floating_point():
         return array
     eps = float(ml_dtypes.finfo(array.dtype).eps)
     return (array.astype(np.float64) * (1 + eps * rng.choice((-1, 1), array.shape))).astype(array.dtype)

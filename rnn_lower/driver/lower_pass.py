@@ -21,7 +21,7 @@ from rnn_lower.ir import protobuf
 from rnn_lower.ir.replacing import substitute
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, newest_opset
 from rnn_lower.ir.uncollected import uncollected
-from rnn_lower.ir.walk import nodes, output_names, recurrent_functions, recurrent_nodes, with_bodies
+from rnn_lower.ir.walk import default_opset, nodes, output_names, recurrent_functions, recurrent_nodes, with_bodies
 from rnn_lower.loops.model import MARK, loops, unroll_loops
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio import validate
@@ -261,10 +261,11 @@ def at_opset_of_target(model: ir.Model, options: Options) -> Options:
 
 def _require_import(model: ir.Model) -> None:
     """Raise UnsupportedError if only functions import the operators of ONNX, so that the main graph may use none."""
-    if not DEFAULT_DOMAINS & model.opset_imports.keys():
+    in_functions = any(default_opset(function.opset_imports) for function in model.functions.values())
+    if in_functions and not default_opset(model.opset_imports):
         raise UnsupportedError(
-            "only functions of the model import the operators of ONNX, so the opset of the model is unknown to --fold, "
-            "--opset and --as-function; add an entry with the domain '' and this opset to its opset_import"
+            "only functions of the model import the operators of ONNX, but folding, conversion and new functions need "
+            "the opset of the model; add an entry with the domain '' and this opset to its opset_import"
         )
 
 

@@ -17,10 +17,10 @@ from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import ConversionError, Requirement, RnnLowerError, UnmetRequirementError, UnsupportedError
 from rnn_lower.ir.schemas import newest_opset
 from rnn_lower.ir.walk import nodes
-from rnn_lower.loops.model import loops, unroll_loops
+from rnn_lower.loops.model import loops
 from rnn_lower.lowering.node import axes_of
 from rnn_lower.options import Options
-from rnn_lower.shapes.fixed_dims import axis_name, declared_shapes, fix_dims, free_dims, one_by_one
+from rnn_lower.shapes.fixed_dims import axis_name, declared_shapes, free_dims, one_by_one
 from rnn_lower.shapes.shape_info import plain_dim
 from rnn_lower.targeting import find_target
 
@@ -102,21 +102,13 @@ def _suggestion(lacks: Sequence[Requirement], options: Options, model: ir.Model,
         again = f"; export the model again at an opset from {opsets[0]} to {last}"
     if any(lack.sizes for lack in lacks) and (error is None or isinstance(error, UnmetRequirementError)):
         why = "this size stays unknown even if all input sizes are known"
-        tries = "unroll the loops of the model (--loops), or " if _unrolls(model, options) else ""
+        sizes = [{}, *_sizes(lacks, options, model)]
+        unrolled = any(loops(model)) and any(
+            _error(attempt, options, {"loops": True, **size}) is None for size in sizes[:2]
+        )
+        tries = "unroll the loops of the model (--loops), or " if unrolled else ""
         return f"{why}; {tries}export the model with a fixed size"
     return f"no option avoids this{f'; the last attempt failed with: {error}' if error else ''}{again}"
-
-
-def _unrolls(model: ir.Model, options: Options) -> bool:
-    """Whether `--loops` would unroll all loops of a model, which this changes."""
-    if options.loops or not any(loops(model)):
-        return False
-    try:
-        with unlogged():
-            fix_dims(model, options.dims or {})
-            return not unroll_loops(model, options.max_nodes)[1]
-    except RnnLowerError:
-        return False
 
 
 def _written(change: Change, options: Options) -> str:

@@ -159,7 +159,7 @@ def _broadcast(limit: bool, use: NodeView) -> Iterator[str]:
         yield f"the operands have shapes {' and '.join(sorted(str(list(shape or ())) for shape in shapes))}"
 
 
-def _same_rank(limit: bool, use: NodeView) -> Iterator[str]:
+def _matrix_ranks(limit: bool, use: NodeView) -> Iterator[str]:
     ranks = {len(operand.shape) for operand in use.operands if operand.shape is not None}
     if limit and (ranks & {0, 1} or len(ranks - {2}) > 1):
         yield f"the operands have ranks {' and '.join(sorted(map(str, ranks)))}"
@@ -190,7 +190,9 @@ def _bounds(limit: Mapping[str, Sequence[float]]) -> str:
 
 
 def _allowed(limit: Mapping[str, Sequence[Any]]) -> str:
-    words = (f"{name} {' or '.join(map(str, values))}" if values else f"no {name}" for name, values in limit.items())
+    words = (
+        f"{name} {' or '.join(map(str, values))}" if values else f"{name} left out" for name, values in limit.items()
+    )
     return " and ".join(words)
 
 
@@ -211,7 +213,7 @@ CHECKS: Mapping[str, tuple[Callable[[Any], str], Check]] = {
     "explicit": (lambda limit: f"with explicit {_listed(limit, 'attribute', 'attributes')}", _explicit),
     "types": (lambda limit: f"with {_listed(limit, 'element type', 'element types')}", _types),
     "broadcast": (lambda _: "with operands of the same shape", _broadcast),
-    "same_rank": (lambda _: "with operands of rank 2 or of one higher rank", _same_rank),
+    "matrix_ranks": (lambda _: "with operands of rank 2 or of one higher rank", _matrix_ranks),
     "forward": (lambda _: "in the forward direction", _forward),
     "states": (lambda _: "with non-constant initial states", _states),
 }

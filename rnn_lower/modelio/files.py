@@ -31,9 +31,9 @@ logger = logging.getLogger("rnn_lower")
 EMBEDDED_UP_TO = 1_500_000_000
 """The maximum size, in bytes, of weights that stay in the .onnx file if they were there; protobuf ends at 2 GB."""
 
-SMALL, SIZES = 1024, 1 << 20
-"""Weights below SMALL bytes stay in the .onnx file in any case, and integers below SIZES bytes: runtimes read integers
-when they infer shapes, but not from a data file.
+SMALL, SMALL_INTEGERS = 1024, 1 << 20
+"""Weights of fewer bytes stay in the .onnx file in any case, and so do integers: runtimes read sizes when they infer
+shapes, but not from a data file.
 """
 
 ALIGNMENT = 4096
@@ -284,7 +284,7 @@ def _write(document: Document, result: Staged, progress: Progress | None, dims: 
 
 def _stays(dtype: int, size: int) -> bool:
     """Whether a tensor of this type and number of bytes stays in the .onnx file."""
-    return size < SMALL or (dtype == onnx.TensorProto.INT64 and size < SIZES)
+    return size < SMALL or (dtype == onnx.TensorProto.INT64 and size < SMALL_INTEGERS)
 
 
 class _DataFile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import onnx
 
@@ -28,7 +28,7 @@ IN_MEMORY = ("_ORT_MEM_ADDR_", "_ORT_NATIVE_ENDIAN_MEM_ADDR_")
 """The marks of data that onnxruntime holds in memory, instead of a file."""
 
 FEW = 128
-"""Fewer integers may be sizes."""
+"""An INT64 tensor with fewer elements may contain sizes."""
 
 EXTERNAL_KEYS = (LOCATION, "offset", "length", "checksum")
 """The keys of external data that onnxruntime accepts."""
@@ -58,10 +58,10 @@ def new_faults(old: Document, new: Document) -> list[str]:
 
 
 def _malformed(document: Document) -> str:
-    """The first error that onnx's checker finds, or ""; it requires declared shapes, but does not compare them."""
+    """The first error that onnx's checker finds, or ""; that shapes are missing, which the checker refuses, is none."""
     outline = onnx.ModelProto.FromString(document.outline.SerializeToString())
     for graph in protobuf.graphs_in(outline.graph):
-        for value in (*getattr(graph, "input", ()), *graph.output):
+        for value in (*graph.input, *graph.output):
             if value.type.HasField("tensor_type"):
                 value.type.tensor_type.shape.SetInParent()
     return malformed(outline)
@@ -219,8 +219,10 @@ def _unnormal_paths(model: onnx.ModelProto) -> set[str]:
     return {name for name, path in paths if {"", ".", ".."} & {*path.split("/")[1:]}}
 
 
-INFERRED = {
-    "ConstantOfShape": (0,), "Expand": (1,), "Pad": (1, 3), "Range": (0, 1, 2), "ReduceSum": (1,), "Reshape": (1,),
+INFERRED: Mapping[str, Sequence[int]] = {
+    **dict.fromkeys((f"Reduce{name}" for name in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod",
+                                                  "Sum", "SumSquare")), (1,)),
+    "ConstantOfShape": (0,), "Expand": (1,), "Pad": (1, 3), "Range": (0, 1, 2), "Reshape": (1,),
     "Resize": (2, 3), "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "Tile": (1,), "TopK": (1,),
     "Unsqueeze": (1,), "Upsample": (1,),
 }  # fmt: skip
@@ -272,7 +274,7 @@ _FAULTS: Mapping[str, Callable[[onnx.ModelProto], Iterable[str]]] = {
     "tensor '{}' has data in several fields": _ambiguous_tensors,
     "a body in a function redefines '{}', a value of the function": _redefined_values,
     "the external data of tensor '{}' has an unknown key": _unknown_keys,
-    "the path of the data file of tensor '{}' is not normal": _unnormal_paths,
+    "the path of the data file of tensor '{}' has empty parts or dots": _unnormal_paths,
     "onnxruntime takes the data file of tensor '{}' for an address in memory": _in_memory,
     "the data of tensor '{}', which may be sizes, is not in the file of the model": _external_sizes,
     "body input '{}' of a Loop declares no shape": _unshaped_loop_inputs,

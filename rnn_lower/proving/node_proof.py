@@ -227,7 +227,9 @@ class _Comparison:
             math.prod(shapes[name]) for name in self._inputs if name in shapes and not self._is_constant(name)
         )
         if drawn_size > MOST_DRAWN:
-            raise OutOfScopeError(f"the inputs of the node have {drawn_size} elements, the proof supports {MOST_DRAWN}")
+            raise OutOfScopeError(
+                f"the inputs of the node have {drawn_size} elements, but the proof supports at most {MOST_DRAWN}"
+            )
         drawn: dict[ir.Value, Array] = {}  # one value may be used for two inputs
         for name, value in self._inputs.items():
             if name == "sequence_lens":
@@ -422,10 +424,10 @@ class _Comparison:
         return None
 
     def _float_cases(self) -> list[Case]:
-        """The cases to run in floats, the one with the most different lengths first; none without steps and rows.
+        """The cases to run in floats, the one with the most different lengths first; [] if no case has steps and rows.
 
-        All sizes, unless the weights are large, and the first case in which each body ran. Only if the length is known
-        may a graph do something else at each of the compared lengths of rows.
+        All sizes, unless the weights are large, and the first case in which each body ran. If the length is known, a
+        graph may branch on the lengths of rows, so all of these run.
         """
         cases = [case for case in self._cases if case.T and case.N]
         short = [case for case in cases if case.T < LENGTHS] or cases[:1]

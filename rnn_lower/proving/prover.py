@@ -41,7 +41,7 @@ from rnn_lower.proving.report import DIFFERENT, NodeProof, Proof
 from rnn_lower.proving.rewriting import FOLDING, RAISING, Raise, Step, StepError, rewritings
 from rnn_lower.proving.whole import prove_whole
 from rnn_lower.sandbox.resource_limits import one_child
-from rnn_lower.shapes.fixed_dims import declared_shapes, free_dims
+from rnn_lower.shapes.fixed_dims import axis_name, declared_shapes, free_dims
 from rnn_lower.validation import check_numbers
 
 Graph = ir.Graph | ir.Function
@@ -57,16 +57,17 @@ def prove_models(
     (source, path), (after, _) = map(files.open_model, (original, lowered))
     faults = new_faults(source, after)
     with _named(path):
+        labels = {(name, axis): label for name, axis, label in free_dims(declared_shapes(source.model))}
+        sizes = fixed_sizes(source.model, after.proto)
         try:
             proof = _prove(source, after, points, seed, deadline, raised)
         except RnnLowerError as error:
             if not faults and not isinstance(error, (CallError, StepError)):
                 raise
             proof = Proof((), () if faults else (str(error),))
-    labels = {(name, axis): label for name, axis, label in free_dims(declared_shapes(source.model))}
-    fixed = {labels.get(place): size for place, size in fixed_sizes(source.model, after.proto).items()}
-    sizes = tuple(f"{label}={size}" for label, size in fixed.items())
-    return dataclasses.replace(proof, changed=(*proof.changed, *faults), fixed=sizes)
+    fixed = {labels.get(place, axis_name(*place)): size for place, size in sizes.items()}
+    named = tuple(f"{label}={size}" for label, size in fixed.items())
+    return dataclasses.replace(proof, changed=(*proof.changed, *faults), fixed=named)
 
 
 def _prove(

@@ -243,9 +243,10 @@ class _Comparison:
     def difference_in_floats(self) -> str:
         """The first difference of both models in floats, or ""."""
         rng = np.random.default_rng(self.seed)
-        draws: list[Callable[[], FloatRun | None]]
-        draws = [functools.partial(self._run_in_floats, rng, scale) for scale in SCALES]
-        draws += [functools.partial(self._results_in_floats, rng, 1.0, inputs) for inputs in self.telling]
+        draws: list[Callable[[], FloatRun | None]] = [
+            *(functools.partial(self._run_in_floats, rng, scale) for scale in SCALES),
+            *(functools.partial(self._results_in_floats, rng, 1.0, inputs) for inputs in self.telling),
+        ]
         for draw in draws:
             if reason := float_run.confirmed(functools.partial(self._differ_in_floats, draw)):
                 return f"{reason} in floating-point arithmetic"

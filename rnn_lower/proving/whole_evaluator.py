@@ -186,7 +186,7 @@ class WholeEvaluator(ModelInterpreter):
         is_rounded = any(id(operand) in self._rounded for operand in operands)
         if is_rounded and certainty.jumps(node):
             self.field.symbols.add(f"{node.op_type} of rounded numbers ({_digest(attributes_key(node), operands)})")
-        if is_rounded or certainty.rounds(node, numbers):
+        if certainty.passes_rounding(node) and (is_rounded or certainty.rounds(node, numbers)):
             self._rounded.update({id(array): array for array in results})
 
     def _is_whole(self, value: ir.Value | None, operand: Array | None) -> bool:

@@ -54,7 +54,7 @@ class Proposal:
     """Nodes and constants that may replace a region. results: in the order of the region's.
 
     read: the run-time values that they read.  batches: the batch sizes of X and of the states; they are equal in a
-    node, but a loop may broadcast them.
+    node, but a loop may broadcast them.  repeats: whether it may repeat the only row of a state.
     """
 
     op_type: str
@@ -63,6 +63,7 @@ class Proposal:
     results: Sequence[ir.Value]
     read: Sequence[ir.Value]
     batches: Sequence[Dim]
+    repeats: bool
 
 
 def raise_document(document: Document, dims: Dims | None = None) -> tuple[Document, list[Raised]]:
@@ -133,9 +134,9 @@ def _raise_region(model: ir.Model, region: Region, twin: ir.Model) -> Raised | N
             "mid-sequence), which no recurrent node can do"
         )
     for proposal in itertools.islice(_proposals(model, region, twin, shape_info), MOST_TRIES):
-        if proposal.batches[:1] == [1] and len(proposal.batches) > 1:
-            advice = f"if the batch size is 1, set it (--dim {proposal.batches[1]}=1)"
-            why = f"an initial state has one row, which the loop may repeat for each row of the batch; {advice}"
+        if proposal.repeats:
+            text = "an initial state has one row, which the loop may repeat for each row of the batch"
+            why = f"{text}; if the batch size is 1, set it (--dim)"
             continue
         model.graph.extend(proposal.nodes)
         for value in proposal.constants:
@@ -269,15 +270,18 @@ def _nodes(
         ]
         axis = 0 if transposed or "layout" in attributes else 1
         batch_axes = [(x, axis), *((state, 0 if wiring.bare else axis) for state in wiring.states if state is not None)]
-        batches = _batches(batch_axes, shape_info)
-        yield Proposal(cell.op_type, b.nodes, b.pool.initializers, results, known, batches)
+        rows, *of_states = _sizes(batch_axes, shape_info)
+        known_sizes = (size for size in dict.fromkeys((rows, *of_states)) if size is not None)
+        batches = sorted(known_sizes, key=lambda size: isinstance(size, str))  # a number first, if there is one
+        yield Proposal(
+            cell.op_type, b.nodes, b.pool.initializers, results, known, batches, rows != 1 and 1 in of_states
+        )  # fmt: skip
 
 
-def _batches(axes: Sequence[tuple[ir.Value, int]], shape_info: ShapeInfo) -> list[Dim]:
-    """The sizes of axes by name, with a number first if there is one."""
+def _sizes(axes: Sequence[tuple[ir.Value, int]], shape_info: ShapeInfo) -> list[Dim]:
+    """The sizes of these axes, None for unknown ones."""
     shapes = [(shape_info.shape(value), axis) for value, axis in axes]
-    sizes = dict.fromkeys(shape[axis] for shape, axis in shapes if shape is not None and len(shape) > axis)
-    return sorted((size for size in sizes if size is not None), key=lambda size: isinstance(size, str))
+    return [shape[axis] if shape is not None and len(shape) > axis else None for shape, axis in shapes]
 
 
 def _with_one_batch(shape: ir.Shape | None, batches: Sequence[Dim]) -> ir.Shape | None:

@@ -64,7 +64,7 @@ class Position(Carried):
                 frames = constant([int(work.step / work.infos[self.node.outputs[0]].every)], INT64, "frames")
             total = b.add(before, frames, "total")
             site.rename(b.add(numbers, b.cast(skipped, INT64, self.dtype, "offset"), "positions"), output)
-        # tract returns no result that is only a sum of sizes and inputs; all of these are positive
+        # tract returns no result that is only a sum of sizes and inputs; none of them is negative
         work.hand_on(site, total if work.step is not None else b.op("Abs", total, name="position"), state)
 
     def _end_with_chunk(self, work: GraphEditor, site: Site) -> None:

@@ -237,7 +237,8 @@ def _smaller_step(
     document: Document, streams: dict[str, int], requested: StreamOptions, baked: int | None
 ) -> int | None:  # fmt: skip
     """The largest divisor of the requested step, at least a 16th of it, with which the analysis succeeds, or None."""
-    step = requested.step or 1
+    step = requested.step
+    assert step is not None
     for divisor in (step // count for count in range(2, min(step, 16) + 1) if step % count == 0):
         with contextlib.suppress(UnsupportedError):
             CausalityAnalysis(document.model, document.shape_info, streams, requested.delay, divisor, baked).run()

@@ -135,7 +135,7 @@ LIMITS: dict[str, Key] = {
     "explicit": Key(_list_of(_is_text), 'a list of names of attributes, such as ["value"]'),
     "types": Key(_list_of(_TYPE, 1), 'a list of element types, such as ["FLOAT"]'),
     "broadcast": _FLAG,
-    "same_rank": _FLAG,
+    "matrix_ranks": _FLAG,
     "forward": _FLAG,
     "states": Key(_one_of("computed"), '"computed"'),
 }
@@ -174,6 +174,7 @@ KEYS: dict[str, Key] = {
     "sparse": _FLAG,
     "output_shapes": _FLAG,
     "true_shapes": _FLAG,
+    "named_sizes": _FLAG,
     "named_batch": _FLAG,
     "rank": Key(lambda value: _is_whole(value) and value > 0, "the highest rank, such as 4"),
     "static": _FLAG,

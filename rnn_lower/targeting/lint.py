@@ -25,7 +25,8 @@ from rnn_lower.targeting.native_support import RIGHT, UNKNOWN
 class Finding:
     """A node that a runtime does not support.
 
-    node: its name, or the name of its first output.  op: the operator.  where: the graph that contains the node.
+    node: its name, that of its first output, or that of an input of the model.  op: the operator, or INPUT.
+     where: the graph that contains the node.
     rule: the violated rule, with its source if the target file names one.
     mend: for recurrent nodes the result of lowering, for others whether --legalize-all replaces the node, else empty.
     lowering_mends: whether lowering replaces the node with supported nodes.
@@ -58,6 +59,9 @@ class LintReport:
         """The report as data for JSON."""
         return {"ok": self.ok, **dataclasses.asdict(self)}
 
+
+INPUT = "input"
+"""The `op` of findings about inputs of the model."""
 
 LEGALIZES = "--legalize-all replaces this node"
 INLINED = "lowering inlines the functions that contain recurrent nodes"
@@ -103,16 +107,19 @@ def unsupported(
 
 def _unnamed_sizes(model: ir.Model, target: Target) -> Iterator[Finding]:
     """A finding for each input with a free size that has no name, if the target needs names."""
-    for name, shape in declared_shapes(model).items() if target.true_shapes else ():
+    for name, shape in declared_shapes(model).items() if target.named_sizes else ():
         open_axes = [axis for axis, size in enumerate(shape or ()) if size is None or size in NO_NAMES]
         if open_axes:
             why = f"{target.name} loads no model with an input that has a free size without a name"
             sizes = " ".join(f"{axis_name(name, axis)}=N" for axis in open_axes)
-            yield Finding(name, "input", "main graph", why, f"name the sizes, or set them (--dim {sizes})")
+            yield Finding(name, INPUT, "main graph", why, f"name the sizes, or set them (--dim {sizes})")
 
 
 def summary(findings: Sequence[Finding], target: Target) -> str:
-    """Return one line about the unsupported nodes of a lowered model, loops by name."""
+    """Return one line about the unsupported nodes of a lowered model, loops by name, or else about an input."""
+    inputs, findings = ([one for one in findings if (one.op == INPUT) == is_input] for is_input in (True, False))
+    if not findings:
+        return f"input '{inputs[0].node}': {inputs[0].rule}; {inputs[0].mend}"
     names = [f"{one.op} '{one.node}'" for one in findings if one.op in LOOPS]
     counts = collections.Counter(one.op for one in findings if one.op not in LOOPS)
     text = [*names[:3], *([f"{len(names) - 3} more loops"] if len(names) > 3 else [])]

@@ -47,6 +47,7 @@ class Target:
     sparse: whether it was shown to run sparse initializers.
     output_shapes: whether it loads no model with an output that declares no shape.
     true_shapes: whether it loads no model that declares a wrong size.
+    named_sizes: whether it loads no model with an input that has a free size without a name.
     named_batch: whether a Scan needs a batch size that is a number or the name of a size of an input.
     path: the path of its file.
     slow: the number of unrolled steps above which loading is slow, and the measured seconds for an LSTM at T = 400.
@@ -72,6 +73,7 @@ class Target:
     sparse: bool = False
     output_shapes: bool = False
     true_shapes: bool = False
+    named_sizes: bool = False
     named_batch: bool = False
     path: Path = Path()
 
@@ -131,6 +133,7 @@ class Target:
             (self.sparse, "sparse initializers", "supported"),
             (self.output_shapes, "outputs", "must declare their shapes"),
             (self.true_shapes, "declared sizes", "must be true, so sizes that cannot be verified are dropped"),
+            (self.named_sizes, "free sizes", "of inputs must have names"),
             (self.named_batch, "Scan",
              "the batch size must be known or the size of an input, not computed from several sizes"),
         )  # fmt: skip
@@ -241,8 +244,9 @@ class Target:
         emitted: the number of nodes for this node.  together: for all unrolled nodes of the model.
         """
         if form == "scan" and node.batch_size is None and self.needs_name(node):
-            text = f"the Scan of {self.name} may fail if the model computes the batch size"
-            return f"{text}; set the sizes (--dim) or --fold"
+            return (
+                f"{self.name} may not run the Scan if the model computes the batch size; set it (--dim), or add --fold"
+            )
         if form != "unroll":
             return ""
         length = node.static_length or 0

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.builder.constants import ends_behind
-from rnn_lower.ir.traits import DATA_MOVEMENT
+from rnn_lower.ir.traits import DATA_MOVEMENT, MEASURING
 from rnn_lower.ir.walk import integers
 
 MOVING = frozenset((
@@ -38,10 +38,11 @@ EXACT = MOVING | {
 """Operators whose results in float32 and float64 are the same on all runtimes, to the last digit."""
 
 JUMPING = frozenset((
-    "ArgMax", "ArgMin", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mod", "NonZero",
-    "QuantizeLinear", "Round", "Sign", "TopK",
+    "ArgMax", "ArgMin", "CastLike", "Ceil", "DynamicQuantizeLinear", "Equal", "Floor", "Greater", "GreaterOrEqual",
+    "Hardmax", "IsInf", "IsNaN", "Less", "LessOrEqual", "Mod", "NonMaxSuppression", "NonZero", "OneHot",
+    "QuantizeLinear", "Range", "Resize", "Round", "Shrink", "Sign", "ThresholdedRelu", "TopK", "Unique", "Upsample",
 ))  # fmt: skip
-"""Operators that may compute something else if one of their operands is rounded differently."""
+"""Operators that may compute something else if one of their operands is rounded differently, and do not round."""
 
 SUMMED = ("ReduceL1", "ReduceMean", "ReduceSum")
 """Operators that sum int64 in doubles on onnxruntime; other integers may wrap around."""
@@ -72,7 +73,12 @@ def rounds(node: ir.Node, operands: Sequence[np.ndarray | None]) -> bool:
     floats = [array for array in operands if array is not None and array.dtype.kind in "fV"]
     if node.op_type == "Pow":
         return not all(bool((np.trunc(wide := array.astype(np.float64)) == wide).all()) for array in floats)
-    return bool(floats) and node.op_type not in EXACT
+    return bool(floats) and node.op_type not in EXACT | JUMPING
+
+
+def passes_rounding(node: ir.Node) -> bool:
+    """Whether a node passes on how its operands are rounded; a node that jumps depends on it in another way."""
+    return node.op_type not in MEASURING and not jumps(node)
 
 
 def jumps(node: ir.Node) -> bool:
@@ -80,7 +86,7 @@ def jumps(node: ir.Node) -> bool:
     if node.op_type != "Cast":
         return node.op_type in JUMPING
     try:
-        return _numpy_type(node.attributes["to"].value).kind not in "fV"
+        return not ir.DataType.from_numpy(_numpy_type(node.attributes["to"].value)).is_floating_point()
     except (KeyError, TypeError, ValueError):  # of an invalid node, or an attribute of a function
         return False
 

@@ -16,7 +16,7 @@ from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import FIRST_TODAY
 from rnn_lower.ir.traits import DATA_MOVEMENT, ELEMENTWISE, MEASURING
 from rnn_lower.ir.walk import known_tensor, opset_of, subgraphs
-from rnn_lower.transforms.certainty import is_certain, jumps, rounds
+from rnn_lower.transforms.certainty import is_certain, jumps, passes_rounding, rounds
 
 if TYPE_CHECKING:
     from onnx.reference import ReferenceEvaluator
@@ -92,7 +92,9 @@ def evaluate_node(
 
 def computed_constants(nodes: Iterable[tuple[ir.Node, int]]) -> dict[ir.Value | None, np.ndarray]:
     """The values that nodes compute from constants alone, as all runtimes do. nodes: in order, with their opsets."""
-    return _certain([*nodes])[0]
+    listed = [*nodes]
+    computed, delicate = _computed(listed, ())
+    return _computed(listed, delicate)[0] if delicate else computed
 
 
 def delicate_nodes(nodes: Sequence[tuple[ir.Node, int]]) -> set[ir.Node]:
@@ -100,17 +102,7 @@ def delicate_nodes(nodes: Sequence[tuple[ir.Node, int]]) -> set[ir.Node]:
 
     Runtimes round Exp(Log(3)) in several ways, so that Floor of it may be 2 or 3. nodes: in order, with their opsets.
     """
-    return _certain(nodes)[1] if any(jumps(node) for node, _ in nodes) else set()
-
-
-def _certain(nodes: Sequence[tuple[ir.Node, int]]) -> tuple[dict[ir.Value | None, np.ndarray], set[ir.Node]]:
-    """The values that nodes compute from constants alone without the delicate nodes, and the delicate nodes."""
-    delicate = set[ir.Node]()
-    while True:
-        computed, more = _computed(nodes, delicate)
-        if not more:
-            return computed, delicate
-        delicate |= more
+    return _computed(nodes, ())[1] if any(jumps(node) for node, _ in nodes) else set()
 
 
 def _computed(
@@ -133,7 +125,8 @@ def _computed(
         with contextlib.suppress(Exception), np.errstate(all="ignore"):  # an invalid node, which a run reports
             results = evaluate_node(node, operands, opset)
             computed.update(zip((value for value in node.outputs if value.name), results, strict=True))
-            rounding.update(dict.fromkeys(node.outputs, sources | ({node} if rounds(node, operands) else set())))
+            if passes_rounding(node):
+                rounding.update(dict.fromkeys(node.outputs, sources | ({node} if rounds(node, operands) else set())))
     return computed, delicate
 
 

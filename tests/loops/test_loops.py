@@ -433,7 +433,7 @@ def test_a_target_says_why_a_loop_stays(caplog):
     assert "--dim N=N, --dim T=N" in told or "--dim" in told
 
 
-def test_a_trip_count_that_an_input_contains_is_told_with_the_input(caplog):
+def test_a_trip_count_that_an_input_contains_is_told_with_the_input():
     """No size helps there, and neither does unrolling."""
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[T,N,2] x, int64 n) => (float[T,N,2] y)
         <bool yes = {1}, float[1,2,2] W = {0.1, 0.2, 0.3, 0.4}, float[1,2,2] R = {0.5, -0.6, 0.7, 0.8}, int64[1] one = {1}> {
