@@ -270,18 +270,19 @@ def _nodes(
         ]
         axis = 0 if transposed or "layout" in attributes else 1
         batch_axes = [(x, axis), *((state, 0 if wiring.bare else axis) for state in wiring.states if state is not None)]
-        rows, *of_states = _sizes(batch_axes, shape_info)
-        known_sizes = (size for size in dict.fromkeys((rows, *of_states)) if size is not None)
-        batches = sorted(known_sizes, key=lambda size: isinstance(size, str))  # a number first, if there is one
-        yield Proposal(
-            cell.op_type, b.nodes, b.pool.initializers, results, known, batches, rows != 1 and 1 in of_states
-        )  # fmt: skip
+        batches = _batches(batch_axes, shape_info)
+        yield Proposal(cell.op_type, b.nodes, b.pool.initializers, results, known, *batches)
 
 
-def _sizes(axes: Sequence[tuple[ir.Value, int]], shape_info: ShapeInfo) -> list[Dim]:
-    """The sizes of these axes, None for unknown ones."""
+def _batches(axes: Sequence[tuple[ir.Value, int]], shape_info: ShapeInfo) -> tuple[list[Dim], bool]:
+    """The known batch sizes, a number first if there is one, and whether a loop may repeat the only row of a state.
+
+    axes: of X and of the states.
+    """
     shapes = [(shape_info.shape(value), axis) for value, axis in axes]
-    return [shape[axis] if shape is not None and len(shape) > axis else None for shape, axis in shapes]
+    rows, *of_states = [shape[axis] if shape is not None and len(shape) > axis else None for shape, axis in shapes]
+    sizes = (size for size in dict.fromkeys((rows, *of_states)) if size is not None)
+    return sorted(sizes, key=lambda size: isinstance(size, str)), rows != 1 and 1 in of_states
 
 
 def _with_one_batch(shape: ir.Shape | None, batches: Sequence[Dim]) -> ir.Shape | None:
