@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -16,8 +16,8 @@ import onnx_ir as ir
 from rnn_lower.checking.integers import ranges
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.ir.traits import DATA_MOVEMENT, MEASURING
-from rnn_lower.ir.walk import get_attribute, subgraphs
+from rnn_lower.ir.traits import DATA_MOVEMENT
+from rnn_lower.ir.walk import get_attribute, sources
 from rnn_lower.lowering.node import RecurrentNode, axes_of
 from rnn_lower.proving.model_inputs import has_rank, overridable_inputs, required_inputs
 from rnn_lower.shapes.expressions import evaluated, names_in
@@ -117,7 +117,7 @@ class Samples:
         # Large weights amplify rounding until the outputs of the native node are arbitrary.
         self.weights = {str(value.name) for name, value in read if name in ("W", "R", "B", "P")}
         initial = (node.inputs.get(name) for node in nodes for name in ("initial_h", "initial_c"))
-        self.states = {str(value.name) for state in initial for value in _sources(state, DATA_MOVEMENT)}
+        self.states = {str(value.name) for state in initial for value in sources(state, DATA_MOVEMENT)}
         times = (limit for limit in (*self.limits.values(), *map(_time, nodes)))
         self.times = {self.ties.find(limit) for limit in times if not isinstance(limit, int)}
         axes = [(value, axis) for value in self.inputs for axis in range(len(value.shape or ()))]
@@ -331,27 +331,8 @@ def _length_limits(nodes: Sequence[RecurrentNode]) -> dict[str, Symbol]:
     """The sequence length, by input that determines sequence_lens."""
     limits: dict[str, Symbol] = {}
     for node in nodes:
-        for value in _sources(node.inputs.get("sequence_lens")):
+        for value in sources(node.inputs.get("sequence_lens")):
             is_whole = value.dtype is not None and (value.dtype.is_integer() or value.dtype == ir.DataType.BOOL)
             if is_whole or value.shape is None or len(value.shape) == 2:
                 limits.setdefault(str(value.name), _time(node))
     return limits
-
-
-def _sources(result: ir.Value | None, through: Collection[str] | None = None) -> list[ir.Value]:
-    """The graph inputs that a value depends on, perhaps through certain operators only, but not through shapes."""
-    inputs, seen = list[ir.Value](), set[ir.Value]()
-    waiting = [] if result is None else [result]
-    while waiting:
-        value = waiting.pop()
-        node = value.producer()
-        if value in seen:
-            continue
-        seen.add(value)
-        if value.is_graph_input() and isinstance(value.type, ir.TensorType):
-            inputs.append(value)
-        elif node is not None and node.op_type not in MEASURING:
-            followed = node.inputs if through is None or node.op_type in through else ()
-            branches = [body.outputs[value.index() or 0] for _, body in subgraphs(node)] if node.op_type == "If" else []
-            waiting += [read for read in (*followed, *branches) if read is not None]
-    return inputs

@@ -102,11 +102,11 @@ def _suggestion(lacks: Sequence[Requirement], options: Options, model: ir.Model,
         again = f"; export the model again at an opset from {opsets[0]} to {last}"
     if any(lack.sizes for lack in lacks) and (error is None or isinstance(error, UnmetRequirementError)):
         why = "this size stays unknown even if all input sizes are known"
-        sizes = [{}, *_sizes(lacks, options, model)]
-        unrolled = any(loops(model)) and any(
-            _error(attempt, options, {"loops": True, **size}) is None for size in sizes[:2]
-        )
-        tries = "unroll the loops of the model (--loops), or " if unrolled else ""
+        tries = ""
+        if not options.loops and any(loops(model)):
+            sizes = [{}, *_sizes(lacks, options, model)][:2]
+            if any(_error(attempt, options, {"loops": True, **size}) is None for size in sizes):
+                tries = "unroll the loops of the model (--loops), or "
         return f"{why}; {tries}export the model with a fixed size"
     return f"no option avoids this{f'; the last attempt failed with: {error}' if error else ''}{again}"
 

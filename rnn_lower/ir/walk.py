@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, literal_of
-from rnn_lower.ir.traits import DATA_MOVEMENT, ELEMENTWISE
+from rnn_lower.ir.traits import DATA_MOVEMENT, ELEMENTWISE, MEASURING
 from rnn_lower.options import OP_TYPES, QUANTIZED
 
 _HOLD_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
@@ -253,6 +253,25 @@ def consumed_values(node: ir.Node) -> Iterator[ir.Value]:
         yield from (value for value in inner.inputs if value is not None)
         for _, body in subgraphs(inner):
             yield from body.outputs
+
+
+def sources(result: ir.Value | None, through: Collection[str] | None = None) -> list[ir.Value]:
+    """The graph inputs that a value depends on, perhaps through certain operators only, but not through shapes."""
+    inputs, seen = list[ir.Value](), set[ir.Value]()
+    waiting = [] if result is None else [result]
+    while waiting:
+        value = waiting.pop()
+        node = value.producer()
+        if value in seen:
+            continue
+        seen.add(value)
+        if value.is_graph_input() and isinstance(value.type, ir.TensorType):
+            inputs.append(value)
+        elif node is not None and node.op_type not in MEASURING:
+            followed = node.inputs if through is None or node.op_type in through else ()
+            branches = [body.outputs[value.index() or 0] for _, body in subgraphs(node)] if node.op_type == "If" else []
+            waiting += [read for read in (*followed, *branches) if read is not None]
+    return inputs
 
 
 def count_nodes(nodes: Iterable[ir.Node]) -> int:

@@ -12,8 +12,7 @@ from rnn_lower.builder.graph_builder import GraphBuilder, detach
 from rnn_lower.builder.names import Names
 from rnn_lower.ir.replacing import substitute
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, LOOPS
-from rnn_lower.ir.traits import MEASURING
-from rnn_lower.ir.walk import Scope, nodes, used_names, with_bodies
+from rnn_lower.ir.walk import Scope, nodes, sources, used_names, with_bodies
 from rnn_lower.loops.items import written
 from rnn_lower.loops.simplify import simplify
 from rnn_lower.loops.unrolling import NotCountedError, Unroller
@@ -118,18 +117,8 @@ def _with_advice(why: str, node: ir.Node, model: ir.Model) -> str:
 
 
 def _input_behind(value: ir.Value | None, model: ir.Model) -> str | None:
-    """An input of the model whose content, not only its shape, determines a value; bodies of nodes are not entered."""
-    waiting, seen = [value], set[ir.Value | None]()
-    while waiting:
-        value = waiting.pop()
-        if value is None or value in seen:
-            continue
-        seen.add(value)
-        if value in model.graph.inputs:
-            return value.name
-        maker = value.producer()
-        waiting += [] if maker is None or maker.op_type in MEASURING else maker.inputs
-    return None
+    """An input of the model whose content, not only its shape, determines a value."""
+    return next((source.name for source in sources(value) if source in model.graph.inputs), None)
 
 
 def _unroll(node: ir.Node, b: GraphBuilder, shape_info: ShapeInfo, max_nodes: int) -> int:

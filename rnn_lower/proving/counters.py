@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
+from rnn_lower.ir.traits import MEASURING
 from rnn_lower.ir.walk import known_tensor, subgraphs
 from rnn_lower.proving.call import OutOfScopeError
 from rnn_lower.proving.element_types import WIDE_INTEGERS
@@ -170,7 +171,7 @@ class Counters:
         op = node.op_type
         if any(subgraphs(node)):
             self._follow_bodies(node)
-        elif op in ("Shape", "Size"):
+        elif op in MEASURING:
             self._measure(node)
         elif op == "NonZero":
             if self._sums_of(node.inputs[0]) != [ONE] or node.inputs[0] not in self._steps:

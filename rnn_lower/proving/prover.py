@@ -57,17 +57,22 @@ def prove_models(
     (source, path), (after, _) = map(files.open_model, (original, lowered))
     faults = new_faults(source, after)
     with _named(path):
-        labels = {(name, axis): label for name, axis, label in free_dims(declared_shapes(source.model))}
-        sizes = fixed_sizes(source.model, after.proto)
+        fixed = _fixed(source, after)
         try:
             proof = _prove(source, after, points, seed, deadline, raised)
         except RnnLowerError as error:
             if not faults and not isinstance(error, (CallError, StepError)):
                 raise
             proof = Proof((), () if faults else (str(error),))
-    fixed = {labels.get(place, axis_name(*place)): size for place, size in sizes.items()}
-    named = tuple(f"{label}={size}" for label, size in fixed.items())
-    return dataclasses.replace(proof, changed=(*proof.changed, *faults), fixed=named)
+    return dataclasses.replace(proof, changed=(*proof.changed, *faults), fixed=fixed)
+
+
+def _fixed(source: Document, lowered: Document) -> tuple[str, ...]:
+    """The free sizes of the source that the lowered model fixes, as --dim takes them."""
+    labels = {(name, axis): label for name, axis, label in free_dims(declared_shapes(source.model))}
+    sizes = fixed_sizes(source.model, lowered.proto)
+    named = {labels.get(place, axis_name(*place)): size for place, size in sizes.items()}
+    return tuple(f"{label}={size}" for label, size in named.items())
 
 
 def _prove(

@@ -106,12 +106,12 @@ def one_step(document: Document) -> str | None:
     return CALLS
 
 
-def _runs_over(document: Document, axis: str) -> bool | UnsupportedError:
-    """Whether recurrent nodes run over an axis, or why the model is not causal along it."""
+def _runs_over(document: Document, axis: str) -> tuple[bool, str]:
+    """Whether recurrent nodes run over an axis, and why the model is not causal along it, or ""."""
     try:
-        return any(isinstance(edit, Recurrence) for edit in _carried(*opened(document.copied(), axis)))
+        return any(isinstance(edit, Recurrence) for edit in _carried(*opened(document.copied(), axis))), ""
     except UnsupportedError as error:
-        return error
+        return False, str(error)
 
 
 def _carried(document: Document, axis: str, baked: int | None) -> list[Any]:
@@ -149,7 +149,7 @@ def stream_axis(document: Document, step: int | None) -> str:
         return axis
     free = _free(document)
     trials = {name: _runs_over(document, name) for name in free} if len(free) > 1 else {}
-    over = [name for name, runs in trials.items() if runs is True]
+    over = [name for name, (runs, _) in trials.items() if runs]
     if len(over) == 1:
         return over[0]
     if len(free) != 1:
@@ -161,7 +161,7 @@ def stream_axis(document: Document, step: int | None) -> str:
         if one_step(document) is not None:
             raise RnnLowerError(f"{text}, and each run is one step of the recurrent nodes; use --step 1")
         choices = " or ".join(f"--time {name}" for name in free or ("INPUT[AXIS]",))
-        refused = [(name, why) for name, why in trials.items() if isinstance(why, Exception) and step is None]
+        refused = [(name, why) for name, (_, why) in trials.items() if why and step is None]
         reasons = "".join(f"; along {name}, {why}" for name, why in refused)
         raise RnnLowerError(f"{text}; choose the axis of the stream ({choices}){reasons}")
     return free[0]

@@ -26,7 +26,7 @@ class Finding:
     """A node that a runtime does not support.
 
     node: its name, that of its first output, or that of an input of the model.  op: the operator, or INPUT.
-     where: the graph that contains the node.
+    where: the graph that contains the node.
     rule: the violated rule, with its source if the target file names one.
     mend: for recurrent nodes the result of lowering, for others whether --legalize-all replaces the node, else empty.
     lowering_mends: whether lowering replaces the node with supported nodes.

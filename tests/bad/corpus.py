@@ -820,7 +820,7 @@ READING: tuple[Bad, ...] = (
 # -- good models, impossible wishes ------------------------------------------------------------------------------------
 
 
-def asked(*options: object, **details: Any) -> Build:
+def requested(*options: object, **details: Any) -> Build:
     return of(lambda: model_of(**details), *options)
 
 
@@ -954,44 +954,44 @@ def looped_length(model: Model) -> None:
 # fmt: off
 def bad_wishes() -> Iterator[Bad]:
     newest = f"is unknown; the installed onnx supports opsets 1 to {NEWEST}"
-    yield Bad("form unknown", asked("--form", "spiral"), "argument --form: invalid choice: 'spiral'", "--form")
+    yield Bad("form unknown", requested("--form", "spiral"), "argument --form: invalid choice: 'spiral'", "--form")
     yield Bad("function of another opset", changed(older_function, place="function", opset=17), "the function imports opset 12, but the model imports opset 17, and Split differs between these opsets; add --opset 17")
     yield Bad("function of another opset, as a function", changed(older_function, "--as-function", place="function", opset=17), "LSTM 'node' in function local.Recurrent: the function imports opset 12, but the model imports opset 17, and Split differs between these opsets; add --opset 17")
-    yield Bad("form scan at opset 8", asked("--form", "scan", opset=8), "form scan needs opset 9 or newer, but the model has opset 8; use --form loop or --form unroll, or add --opset 17")
-    yield Bad("unroll without a length", asked("--form", "unroll", dynamic=True), "form unroll needs a known sequence length, but the sequence length of this node is 'T'; use --form scan or --form loop, or add --dim T=16")
-    yield Bad("unroll without a length for OpenCV", asked("--target", "opencv", dynamic=True), "form unroll needs a known sequence length, but the sequence length of this node is 'T'")
-    yield Bad("unroll too long", asked("--form", "unroll", "--max-nodes", 1000, T=300), "but at most 1000 more nodes are allowed; use --form scan or --form loop, or add --max-nodes 500000")
-    yield Bad("more nodes than allowed", asked("--form", "loop", "--max-nodes", 3), "so the model would exceed the limit of 3 nodes by 16; add --max-nodes 500000")
-    yield Bad("no nodes allowed", asked("--form", "scan", "--max-nodes", 0), "so the model would exceed the limit of 0 nodes by 16; add --max-nodes 500000")
+    yield Bad("form scan at opset 8", requested("--form", "scan", opset=8), "form scan needs opset 9 or newer, but the model has opset 8; use --form loop or --form unroll, or add --opset 17")
+    yield Bad("unroll without a length", requested("--form", "unroll", dynamic=True), "form unroll needs a known sequence length, but the sequence length of this node is 'T'; use --form scan or --form loop, or add --dim T=16")
+    yield Bad("unroll without a length for OpenCV", requested("--target", "opencv", dynamic=True), "form unroll needs a known sequence length, but the sequence length of this node is 'T'")
+    yield Bad("unroll too long", requested("--form", "unroll", "--max-nodes", 1000, T=300), "but at most 1000 more nodes are allowed; use --form scan or --form loop, or add --max-nodes 500000")
+    yield Bad("more nodes than allowed", requested("--form", "loop", "--max-nodes", 3), "so the model would exceed the limit of 3 nodes by 16; add --max-nodes 500000")
+    yield Bad("no nodes allowed", requested("--form", "scan", "--max-nodes", 0), "so the model would exceed the limit of 0 nodes by 16; add --max-nodes 500000")
     yield Bad("mask too long", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", 2**24 + 1), "--target", "onnxruntime@1.20", optional=("sequence_lens",)), "declare the sequence length as a symbolic dimension")
-    yield Bad("max-nodes no number", asked("--max-nodes", "many"), "argument --max-nodes: invalid int value: 'many'", "--max-nodes")
-    yield Bad("target unknown", asked("--target", "abacus"), "unknown target 'abacus'; run `rnn-lower targets` for a list", "abacus")
+    yield Bad("max-nodes no number", requested("--max-nodes", "many"), "argument --max-nodes: invalid int value: 'many'", "--max-nodes")
+    yield Bad("target unknown", requested("--target", "abacus"), "unknown target 'abacus'; run `rnn-lower targets` for a list", "abacus")
     yield Bad("target a fifo", fifo_as_target, "mine.toml: cannot be read: not a file", "mine.toml")
     for name, line, words in TARGET_FILES:
         yield Bad(f"target's file {name}", with_target(line), words, "mine.toml")
     yield Bad("target that takes too little", with_target('avoid = ["Add", "Sub"]'), "target mine does not support Add: the target file does not list this operator as supported; rnn_lower has no equivalent for it")
     yield Bad("target that takes a batch of 1", with_target("single_batch = true"), "target mine supports only a batch size of 1, not 2")
-    yield Bad("target without the form", asked("--target", "opencv", "--form", "scan"), "target opencv does not support form scan; use --form unroll")
-    yield Bad("target without the opset", asked("--target", "onnx2torch", "--opset", "18"), "target onnx2torch supports opsets 10 to 17, but the model has opset 18; use --opset 17")
-    yield Bad("target without a batch size", asked("--target", "opencv", "--dim", "T=5", dynamic=True), "needs a known batch size")
+    yield Bad("target without the form", requested("--target", "opencv", "--form", "scan"), "target opencv does not support form scan; use --form unroll")
+    yield Bad("target without the opset", requested("--target", "onnx2torch", "--opset", "18"), "target onnx2torch supports opsets 10 to 17, but the model has opset 18; use --opset 17")
+    yield Bad("target without a batch size", requested("--target", "opencv", "--dim", "T=5", dynamic=True), "needs a known batch size")
     yield Bad("target without captured weights", changed(computed_weights, "--target", "openvino", "--form", "scan"), "does not support a Scan whose weights are computed or cast outside of its body; use --form loop or --form unroll")
     for opset in (0, -1, NEWEST + 1, 3000):
-        yield Bad(f"opset {opset} asked for", asked("--opset", opset), f"opset {opset} {newest}")
-    yield Bad("opset no number", asked("--opset", "latest"), "argument --opset: invalid int value: 'latest'", "--opset")
+        yield Bad(f"opset {opset} asked for", requested("--opset", opset), f"opset {opset} {newest}")
+    yield Bad("opset no number", requested("--opset", "latest"), "argument --opset: invalid int value: 'latest'", "--opset")
     yield Bad("operator too new", with_node("Celu", ["X"], "--opset", 9), "opset 14 -> 9: Celu 'further': the operator does not exist at the new opset")
     yield Bad("Scan of opset 8", changed(old_scan, "--opset", 17, opset=8), "opset 8 -> 17: Scan 'scan': at opset 8, the inputs and outputs of a Scan have an additional batch axis")
     yield Bad("attribute of the function converted", changed(referring_node, "--opset", 17, opset=11, place="function"), "its attributes refer to attributes of the function; inline the function (onnx_ir.passes.common.InlinePass)")
     yield Bad("operator that no converter takes", changed(computed_slice, "--opset", 9), "opset 14 -> 9: Slice 'further': ")
-    yield Bad("layout kept at opset 13", asked("--exclude", "*", "--opset", 13, layout=1), "has the attribute 'layout', which opset 13 does not have; lower this node too, or convert the model to opset 14 or newer")
+    yield Bad("layout kept at opset 13", requested("--exclude", "*", "--opset", 13, layout=1), "has the attribute 'layout', which opset 13 does not have; lower this node too, or convert the model to opset 14 or newer")
     for text in ("T", "=3", "T=", "T=-1", "T=²", "T=٣", "T=1.5", "T=0x10", "T= 5", "T=+5", ""):
-        yield Bad(f"dim {text!r}", asked("--dim", text, dynamic=True), f"--dim {text}: write NAME=SIZE or INPUT[AXIS]=SIZE with a whole number as SIZE, e.g. T=100".replace(" :", ":") if text else "write NAME=SIZE or INPUT[AXIS]=SIZE with a whole number as SIZE, e.g. T=100", "--dim")
+        yield Bad(f"dim {text!r}", requested("--dim", text, dynamic=True), f"--dim {text}: write NAME=SIZE or INPUT[AXIS]=SIZE with a whole number as SIZE, e.g. T=100".replace(" :", ":") if text else "write NAME=SIZE or INPUT[AXIS]=SIZE with a whole number as SIZE, e.g. T=100", "--dim")
     for text in (str(1 << 63), "9" * 20, "9" * 400):
-        yield Bad(f"dim of {len(text)} digits", asked("--dim", f"T={text}", dynamic=True), "of 'T' is too large", "T")
-    yield Bad("dim beyond memory", asked("--check", "--dim", f"T={(1 << 63) - 1}", dynamic=True), "of 'T' is too large", "T")
+        yield Bad(f"dim of {len(text)} digits", requested("--dim", f"T={text}", dynamic=True), "of 'T' is too large", "T")
+    yield Bad("dim beyond memory", requested("--check", "--dim", f"T={(1 << 63) - 1}", dynamic=True), "of 'T' is too large", "T")
     for text in ("X", "X:", ":5,2,3", "X:5,,3", "X:5,-1,3", "X:5 2 3"):
-        yield Bad(f"input shape {text!r}", asked("--input-shape", text, dynamic=True), f"--input-shape {text}: write INPUT:SIZE,SIZE..., e.g. --input-shape x:100,1,16", "--input-shape")
-    yield Bad("only nobody", asked("--include", "gru*"), "--include gru*: no RNN, GRU or LSTM node matches this pattern; names in the model include 'node'")
-    yield Bad("skip nobody", asked("--exclude", "/rnn/*"), "--exclude /rnn/*: no RNN, GRU or LSTM node matches this pattern; names in the model include 'node'")
+        yield Bad(f"input shape {text!r}", requested("--input-shape", text, dynamic=True), f"--input-shape {text}: write INPUT:SIZE,SIZE..., e.g. --input-shape x:100,1,16", "--input-shape")
+    yield Bad("only nobody", requested("--include", "gru*"), "--include gru*: no RNN, GRU or LSTM node matches this pattern; names in the model include 'node'")
+    yield Bad("skip nobody", requested("--exclude", "/rnn/*"), "--exclude /rnn/*: no RNN, GRU or LSTM node matches this pattern; names in the model include 'node'")
     yield Bad("drawing of two", reporting(lambda: model_of(place="if"), "--svg"), "a drawing shows only one node; pass --node NAME with one of 'node_else_branch', 'node_then_branch'")
     yield Bad("drawing of nobody", reporting(model_of, "--svg", "--node", "nod"), "--node nod: no RNN, GRU or LSTM node has this name; names in the model include 'node'")
     yield Bad("page of one node", reporting(model_of, "--node", "node"), "--node needs --svg", "--node")
@@ -999,18 +999,18 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("a function in SequenceMap", changed(mapped, "--as-function", opset=17), "LSTM 'node' in main graph/body of SequenceMap 'map': the node is in the body of a SequenceMap, where onnxruntime does not support function calls; drop --as-function, or keep the node with --exclude")
     yield Bad("a function at opset 5", changed(lambda model: None, "--as-function", opset=5), "LSTM 'node' in main graph: at opset 5, runtimes cannot infer the element types in a function, which declares none; add --opset 6 or a later one, or drop --as-function")
     yield Bad("one axis without a shape", changed(unshaped, "--dim", "X[1]=2"), "the model declares no shape for input 'X'; set the sizes of all its axes, including X[0] (--input-shape X:SIZE,SIZE...)")
-    yield Bad("axis fixed already", asked("--dim", "X[0]=7"), "size 7 of 'X[0]' contradicts the model, which declares size 5 for this axis")
-    yield Bad("axis fixed by its name too", asked("--dim", "T=7", "--dim", "X[0]=4", dynamic=True), "size 4 of 'X[0]' contradicts size 7 of 'T', which is the symbolic size of this axis; set the axis and the symbolic size to the same value")
-    yield Bad("shape of too few axes", asked("--input-shape", "X:5,2"), "input 'X' has 3 axes, but X:5,2 sets 2 sizes")
-    yield Bad("shape of no input", asked("--input-shape", "x:5,2,3"), "no input is named 'x'; inputs: X")
-    yield Bad("dim given twice", asked("--dim", "T=5", "--dim", "T=6", dynamic=True), "'T' is set to two different sizes, 5 and 6", "T")
-    yield Bad("axis and shape", asked("--dim", "X[0]=5", "--input-shape", "X:6,2,3", dynamic=True), "'X[0]' is set to two different sizes, 5 and 6")
-    yield Bad("axis beyond", asked("--dim", "X[3]=7"), "input 'X' has 3 axes, so 'X[3]' does not exist")
+    yield Bad("axis fixed already", requested("--dim", "X[0]=7"), "size 7 of 'X[0]' contradicts the model, which declares size 5 for this axis")
+    yield Bad("axis fixed by its name too", requested("--dim", "T=7", "--dim", "X[0]=4", dynamic=True), "size 4 of 'X[0]' contradicts size 7 of 'T', which is the symbolic size of this axis; set the axis and the symbolic size to the same value")
+    yield Bad("shape of too few axes", requested("--input-shape", "X:5,2"), "input 'X' has 3 axes, but X:5,2 sets 2 sizes")
+    yield Bad("shape of no input", requested("--input-shape", "x:5,2,3"), "no input is named 'x'; inputs: X")
+    yield Bad("dim given twice", requested("--dim", "T=5", "--dim", "T=6", dynamic=True), "'T' is set to two different sizes, 5 and 6", "T")
+    yield Bad("axis and shape", requested("--dim", "X[0]=5", "--input-shape", "X:6,2,3", dynamic=True), "'X[0]' is set to two different sizes, 5 and 6")
+    yield Bad("axis beyond", requested("--dim", "X[3]=7"), "input 'X' has 3 axes, so 'X[3]' does not exist")
     yield Bad("length of a loop's own making", changed(looped_length, "--form", "unroll"), "form unroll needs a known sequence length, but the sequence length of this node is unknown; use --form scan or --form loop")
     yield Bad("enormous size", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 1 << 40)), "X has shape [5, 1099511627776, 3]; the maximum size of an axis is 2147483647")
     yield Bad("enormous size that folding finds", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 1 << 62), "--form", "unroll", place="function", optional=()), f"batch_size is {1 << 62}; the maximum is 2147483647")
-    yield Bad("dim unknown", asked("--dim", "Q=3", dynamic=True), "no input has a symbolic size 'Q'; symbolic sizes of the inputs: T, N")
-    yield Bad("dim where none is symbolic", asked("--dim", "T=5"), "no input has a symbolic size 'T'; symbolic sizes of the inputs: none")
+    yield Bad("dim unknown", requested("--dim", "Q=3", dynamic=True), "no input has a symbolic size 'Q'; symbolic sizes of the inputs: T, N")
+    yield Bad("dim where none is symbolic", requested("--dim", "T=5"), "no input has a symbolic size 'T'; symbolic sizes of the inputs: none")
     yield Bad("dim against a weight", changed(symbolic_features, "--dim", "I=7"), "size 3 must be input_size, and input_size is 7 according to X")
     yield Bad("too deep for what is written inside", of(lambda: nested(32, rank=None), "--form", "unroll"), "graphs in the lowered model are nested more than 29 levels deep, too deep for protobuf; no other form helps, because form unroll already has the fewest nested graphs")
     yield Bad("too deep to write", of(lambda: nested(31), "--form", "scan"), "graphs in the lowered model are nested more than 29 levels deep, too deep for protobuf; use --form unroll")
@@ -1144,7 +1144,7 @@ def bad_numbers_of_models() -> Iterator[Bad]:
 def bad_comparisons() -> Iterator[Bad]:
     x = np.zeros((5, 2, 3), np.float32)
     npz = "X.npz: cannot be read as .npz: "
-    yield Bad("inputs without check", asked("--inputs", "X.npz"), "--inputs needs --check", "--inputs")
+    yield Bad("inputs without check", requested("--inputs", "X.npz"), "--inputs needs --check", "--inputs")
     yield Bad("inputs missing", comparing(lambda path: None), npz, "X.npz")
     yield Bad("inputs empty", comparing(Path.touch), npz, "X.npz")
     yield Bad("inputs a fifo", comparing(os.mkfifo), f"{npz}not a file", "X.npz")
@@ -1167,22 +1167,22 @@ def bad_comparisons() -> Iterator[Bad]:
     yield Bad("texts wanted", changed(texts_wanted, "--check"), "the model has string inputs; provide inputs (--inputs X.npz)")
     yield Bad("a sequence wanted", changed(sequence_wanted, "--check"), "input 'list' is not a tensor, so the models cannot be run on sampled inputs; use --prove, which runs neither model")
     yield Bad("an input of no type", changed(lambda m: m.graph.input[0].ClearField("type"), "--check"), "the type of input 'X' is unknown; provide inputs (--inputs X.npz)")
-    yield Bad("seed negative", asked("--check", "--seed", -1), "seed is -1; it must be 0 or more", "seed")
-    yield Bad("seed no number", asked("--check", "--seed", "x"), "argument --seed: invalid int value: 'x'", "--seed")
-    yield Bad("runs no number", asked("--check", "--runs", "x"), "argument --runs: invalid int value: 'x'", "--runs")
+    yield Bad("seed negative", requested("--check", "--seed", -1), "seed is -1; it must be 0 or more", "seed")
+    yield Bad("seed no number", requested("--check", "--seed", "x"), "argument --seed: invalid int value: 'x'", "--seed")
+    yield Bad("runs no number", requested("--check", "--runs", "x"), "argument --runs: invalid int value: 'x'", "--runs")
     for runs_asked in (0, -2):
         words = f"runs is {runs_asked}; it must be 1 or more"
-        yield Bad(f"runs {runs_asked}", asked("--check", "--runs", runs_asked), words, "runs")
+        yield Bad(f"runs {runs_asked}", requested("--check", "--runs", runs_asked), words, "runs")
         yield Bad(f"stream's runs {runs_asked}", streaming(lambda: model_of("GRU", dynamic=True), "--time", "T", "--check", "--runs", runs_asked), words, "runs")
         yield Bad(f"report's runs {runs_asked}", reporting(model_of, "--runs", str(runs_asked)), words, "runs")
-    yield Bad("too many runs", asked("--check", "--runs", 10**7), "runs is 10000000; it must be at most 1000000", "runs")
+    yield Bad("too many runs", requested("--check", "--runs", 10**7), "runs is 10000000; it must be at most 1000000", "runs")
     yield Bad("too many points", pair(fewer_outputs, "--points=1001", command="prove"), "points is 1001; it must be at most 1000", "points")
     for option in ("rtol", "atol"):
         for value in ("nan", "-1"):
             words = f"{option} is {value}; it must be 0 or more"
-            yield Bad(f"{option} {value}", asked("--check", f"--{option}={value}"), words, option)
-    yield Bad("rtol no number", asked("--check", "--rtol", "small"), "argument --rtol: invalid float value: 'small'", "--rtol")
-    yield Bad("atol no number", asked("--check", "--atol", "1e"), "argument --atol: invalid float value: '1e'", "--atol")
+            yield Bad(f"{option} {value}", requested("--check", f"--{option}={value}"), words, option)
+    yield Bad("rtol no number", requested("--check", "--rtol", "small"), "argument --rtol: invalid float value: 'small'", "--rtol")
+    yield Bad("atol no number", requested("--check", "--atol", "1e"), "argument --atol: invalid float value: '1e'", "--atol")
     for option in ("points", "seed"):
         least = {"points": 1, "seed": 0}[option]
         words = f"{option} is -1; it must be {least} or more"
@@ -1315,8 +1315,8 @@ def bad_places() -> Iterator[Bad]:
     yield Bad("folding quantization annotations", changed(annotated, "--fold"), "the model has quantization_annotation, which can refer to nodes and values that folding may remove; drop --fold and --loops")
     yield Bad("folding a sparse initializer", changed(sparse, "--fold"), "--fold and --set use the package onnx_ir, which does not support a sparse initializer; drop these options")
     yield Bad("folding a sparse attribute", changed(sparse_attribute, "--fold"), "--fold and --set use the package onnx_ir, which does not support this model: …; drop these options")
-    yield Bad("max nodes below 0", asked("--max-nodes", "-1"), "--max-nodes is -1; it must be 0 or more", "--max-nodes")
-    yield Bad("an infinite tolerance", asked("--check", "--atol", "inf"), "--atol is inf; it must be finite", "--atol")
+    yield Bad("max nodes below 0", requested("--max-nodes", "-1"), "--max-nodes is -1; it must be 0 or more", "--max-nodes")
+    yield Bad("an infinite tolerance", requested("--check", "--atol", "inf"), "--atol is inf; it must be finite", "--atol")
     yield Bad("output in a locked folder", writing("locked/out.onnx", locked_folder), f"{cannot}Permission denied", "out.onnx", as_root=False)
     yield Bad("output missing", lambda folder: ["lower", str(folder / "bad.onnx")], "no output file was specified; pass IN.onnx OUT.onnx", "lower")
     yield Bad("output empty", writing(""), f"{cannot}it is a folder", ".")
@@ -1387,9 +1387,9 @@ def bad_usage() -> Iterator[Bad]:
     yield Bad("lower nothing", lambda _: ["lower"], f"{required}IN.onnx", "lower")
     yield Bad("check one", lambda _: ["check", "a.onnx"], f"{required}B.onnx", "check")
     yield Bad("inspect nothing", lambda _: ["inspect"], f"{required}IN.onnx", "inspect")
-    yield Bad("unknown option", asked("--fast"), "unrecognized arguments: --fast", "--fast")
-    yield Bad("option without a value", asked("--opset"), "argument --opset: expected one argument", "--opset")
-    yield Bad("two models", asked("another.onnx"), "unrecognized arguments: another.onnx", "another.onnx")
+    yield Bad("unknown option", requested("--fast"), "unrecognized arguments: --fast", "--fast")
+    yield Bad("option without a value", requested("--opset"), "argument --opset: expected one argument", "--opset")
+    yield Bad("two models", requested("another.onnx"), "unrecognized arguments: another.onnx", "another.onnx")
 # fmt: on
 
 

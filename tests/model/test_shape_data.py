@@ -176,13 +176,12 @@ def test_what_is_not_counted(what):
     assert set(computed_shape(document.model.graph.outputs[0], document.shape_info) or [None]) <= {None}
 
 
-@pytest.mark.parametrize(("op", "opset"), [("LSTM", 1), ("GRU", 3), ("RNN", 6), ("LSTM", 14)])
-@pytest.mark.parametrize("layout", [0, 1])
+@pytest.mark.parametrize(
+    ("op", "opset", "layout"), [("LSTM", 1, 0), ("GRU", 3, 0), ("RNN", 6, 0), ("LSTM", 14, 0), ("LSTM", 14, 1)]
+)
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 def test_results_of_recurrent_nodes(op, opset, layout, direction):
-    """onnx infers them from opset 7 on."""
-    if layout and opset < 14:
-        pytest.skip("layout came with opset 14")
+    """onnx infers them from opset 7 on; layout came with opset 14."""
     case = Case(op, opset, T=5, N=2, H=4, direction=direction, layout=layout)
     model, feeds = build(case)
     for value in model.graph.output:
