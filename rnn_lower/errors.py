@@ -53,7 +53,7 @@ class Requirement:
 
     what: a sentence.  forms: those that do not have the requirement.  opsets: the first and last that meet it.
     sizes: those of "seq_length" and "batch_size" that must be known.  nodes: whether it is the limit of emitted nodes.
-    export: how to export the model differently, if no option helps.
+    export: how to export the model differently, if no option helps.  resizable: whether other sizes may meet it.
     """
 
     what: str
@@ -62,6 +62,7 @@ class Requirement:
     sizes: tuple[str, ...] = ()
     nodes: bool = False
     export: str = ""
+    resizable: bool = False
 
 
 class UnmetRequirementError(UnsupportedError):

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from rnn_lower.checking import guard, runtimes
 from rnn_lower.checking.runners import ORT, REFERENCE, Run, open_onnxruntime, open_reference
-from rnn_lower.checking.samples import Feeds
+from rnn_lower.checking.samples import Feeds, first_result
 from rnn_lower.driver.plan import inlined_document, read_document
 from rnn_lower.errors import RnnLowerError, one_line
 from rnn_lower.ir.schemas import FIRST_TODAY
@@ -101,22 +101,22 @@ class ModelPair:
         self, candidates: Iterable[Feeds], keep: Callable[[Feeds], None] = lambda _: None,
         agree: Agree = lambda *_: True,
     ) -> tuple[Feeds, list[Any], list[Any]]:  # fmt: skip
-        """The first inputs with which the original runs, and both results; calls `keep` with these inputs."""
-        first_error, overflowed = "", None
-        for feeds in candidates:
-            try:
-                expected, actual = self.results(feeds, agree)
-            except OriginalFails as failure:
-                first_error = first_error or str(failure)
-                continue
+        """Inputs with which the original runs, and both results; calls `keep` with all such inputs."""
+
+        def both(feeds: Feeds) -> tuple[Feeds, list[Any], list[Any]]:
+            expected, actual = self.results(feeds, agree)
             keep(feeds)
-            # If values overflow, native kernels differ from each other; inputs without overflow are better evidence.
-            if all(map(_is_finite, expected)) or not all(map(_is_finite, feeds.values())):
-                return feeds, expected, actual
-            overflowed = overflowed or (feeds, expected, actual)
-        if overflowed is not None:
-            return overflowed
-        raise RnnLowerError(f"{_named(self._original_path)}{self._why_not(first_error)}")
+            return feeds, expected, actual
+
+        def is_useful(run: tuple[Feeds, list[Any], list[Any]]) -> bool:
+            """Whether nothing overflows, as native kernels then differ from each other."""
+            feeds, expected, _ = run
+            return all(map(_is_finite, expected)) or not all(map(_is_finite, feeds.values()))
+
+        found = first_result(candidates, both, OriginalFails, is_useful)
+        if isinstance(found, str):
+            raise RnnLowerError(f"{_named(self._original_path)}{self._why_not(found)}")
+        return found
 
     def results(self, feeds: Feeds, agree: Agree) -> tuple[list[Any], list[Any]]:
         """The results of both. Raises OriginalFails if the original does not run or, where both differ, must not.

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -25,6 +26,8 @@ from rnn_lower.shapes.required_sizes import required_sizes
 from rnn_lower.shapes.shape_info import Symbol, symbol
 
 Feeds = dict[str, np.ndarray]
+
+T = TypeVar("T")
 
 SIZES = (3, 1, 2, 5, 4, 7, 8, 16, 32, 64)
 """Sizes for symbolic dimensions, the likely ones first."""
@@ -82,6 +85,27 @@ class _Plan:
     common: int | None = None
     last: int | None = None
     positive: bool = False
+
+
+def first_result(
+    candidates: Iterable[Feeds], run: Callable[[Feeds], T], failure: type[Exception],
+    is_useful: Callable[[T], bool] = lambda _: True,
+) -> T | str:  # fmt: skip
+    """The first useful result of `run`, otherwise the first one, or why it fails with all candidates.
+
+    failure: the exception that it raises for inputs that the model does not accept.
+    """
+    why, useless = "", list[T]()
+    for feeds in candidates:
+        try:
+            result = run(feeds)
+        except failure as error:
+            why = why or str(error)
+            continue
+        if is_useful(result):
+            return result
+        useless = useless or [result]
+    return useless[0] if useless else why
 
 
 class Samples:

@@ -94,7 +94,7 @@ def _suggestion(lacks: Sequence[Requirement], options: Options, model: ir.Model,
         return ", or ".join(message)
     opsets = next((lack.opsets for lack in lacks if lack.opsets), None)
     exports = list(dict.fromkeys(lack.export for lack in lacks if lack.export))
-    of_sizes = any(lack.sizes or "size" in lack.export for lack in lacks)
+    of_sizes = any(lack.sizes or lack.resizable for lack in lacks)
     other = "set other sizes with --dim, or " if options.dims and of_sizes else ""
     again = f"; {other}export the model again {' and '.join(exports)}" if exports else ""
     if isinstance(error, ConversionError) and opsets and options.opset is None:

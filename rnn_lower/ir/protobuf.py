@@ -59,11 +59,11 @@ def names_of(holder: Holder) -> set[str]:
     return found
 
 
-def read_by(node: onnx.NodeProto) -> set[str]:
+def names_read_by(node: onnx.NodeProto) -> set[str]:
     """The names that a node reads, also those that its bodies read from outside."""
     names = {*node.input}
     for body in graphs_of(node):
-        inner = {value.name for value in body.output}.union(*map(read_by, body.node))
+        inner = {value.name for value in body.output}.union(*map(names_read_by, body.node))
         own = {*(value.name for value in body.input), *(tensor.name for tensor in body.initializer)}
         own |= {tensor.values.name for tensor in body.sparse_initializer}
         names |= inner - own - {name for each in body.node for name in each.output}

@@ -58,10 +58,7 @@ def check(model: onnx.ModelProto, folder: Path | None) -> bool:
     functions = [(f"function {f.domain}.{f.name}", f, f.opset_import) for f in model.functions]
     for path, holder, imports in [("main graph", model.graph, model.opset_import), *functions]:
         _check_imports(path, holder, imports)
-        free, its_order = _graph(holder, path, Around(), folder)
-        if free:
-            raise InvalidNodeError(f"{path} uses '{min(free)}', which is not defined")
-        in_order &= its_order
+        in_order &= _graph(holder, path, Around(), folder)
     return in_order
 
 
@@ -139,8 +136,8 @@ def _check_values(graph: onnx.GraphProto, path: str) -> None:
             raise InvalidNodeError(f"{path}: '{twice[0]}' is defined twice")
 
 
-def _graph(graph: protobuf.Holder, path: str, around: Around, folder: Path | None) -> tuple[set[str], bool]:
-    """The outer names that a graph or function reads, and whether its nodes are in order.
+def _graph(graph: protobuf.Holder, path: str, around: Around, folder: Path | None) -> bool:
+    """Whether the nodes of a graph or function are in order, also those of its bodies.
 
     around: the values of the enclosing graphs; empty for a main graph or function.
     """
@@ -157,11 +154,14 @@ def _graph(graph: protobuf.Holder, path: str, around: Around, folder: Path | Non
             raise InvalidNodeError(f"{path}: '{name}' is defined twice, here and in an outer scope")
     made = {name for node in graph.node for name in node.output if name}
     seen = around.new_child(dict.fromkeys(made, LATER) | {name: held.get(name) for name in provided})
-    free, in_order = _nodes(graph.node, provided, path, seen, folder)
+    in_order = _nodes(graph.node, provided, path, seen, folder)
     outside = outputs - provided - made
     if outside and around:
         raise InvalidNodeError(f"{path} does not compute its output '{min(outside)}'")
-    return free | outside, in_order
+    free = outside.union(*map(protobuf.names_read_by, graph.node)) - provided - made - {""}
+    if free and not around:
+        raise InvalidNodeError(f"{path} uses '{min(free)}', which is not defined")
+    return in_order
 
 
 def _is_same(tensor: onnx.TensorProto, twin: onnx.TensorProto | None, folder: Path | None) -> bool:
@@ -188,24 +188,17 @@ def _described(node: onnx.NodeProto, path: str) -> str:
     return f"{node.op_type} '{node.name or next(iter(node.output), '')}' in {path}"
 
 
-def _nodes(
-    nodes: Iterable[onnx.NodeProto], provided: set[str], path: str, around: Around, folder: Path | None
-) -> tuple[set[str], bool]:
-    needs: set[str] = set()
+def _nodes(nodes: Iterable[onnx.NodeProto], provided: set[str], path: str, around: Around, folder: Path | None) -> bool:
+    """Whether nodes are in order, also those of their bodies."""
     late: set[str] = set()
     computed: set[str] = set()
     in_order = True
     for node in nodes:
         _check_node(node, path)
-        used = {name for name in node.input if name}
         for body in protobuf.graphs_of(node):
             _check_results(node, body, path)
-            free, its_order = _graph(body, f"{path}/body of {node.op_type} '{node.name}'", around, folder)
-            used |= free
-            in_order &= its_order
-        missing = used - provided - computed
-        late |= missing
-        needs |= missing
+            in_order &= _graph(body, f"{path}/body of {node.op_type} '{node.name}'", around, folder)
+        late |= protobuf.names_read_by(node) - provided - computed
         for name in node.output:
             if name and (name in computed or name in provided):
                 raise InvalidNodeError(f"{node.op_type} '{node.name}' in {path}: '{name}' is defined twice")
@@ -216,7 +209,7 @@ def _nodes(
             if name:
                 computed.add(name)
                 around[name] = None
-    return needs - computed, in_order and not late & computed
+    return in_order and not late & computed
 
 
 def _check_node(node: onnx.NodeProto, path: str) -> None:

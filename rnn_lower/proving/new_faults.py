@@ -169,7 +169,7 @@ def read_early(graph: protobuf.Holder) -> set[str]:
     """The values that a node of a graph reads, also in its bodies, before another one computes them."""
     early, later = set[str](), {name for node in graph.node for name in node.output if name}
     for node in graph.node:
-        early |= later & protobuf.read_by(node)
+        early |= later & protobuf.names_read_by(node)
         later.difference_update(node.output)
     return early
 

@@ -13,6 +13,7 @@ import numpy as np
 from rnn_lower.checking.compare import Comparison, has_content
 from rnn_lower.checking.model_pair import ModelPair, OriginalFails
 from rnn_lower.checking.runners import ORT
+from rnn_lower.checking.samples import first_result
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
@@ -129,9 +130,8 @@ def _in_chunks(
             raise OriginalFails(why)
         return feeds, results
 
-    sampled = chunked.sampled(
-        number, trial.steps, whole_run, OriginalFails, judge.nodes, lambda run: has_content(run[1])
-    )
+    candidates = chunked.samples(number, trial.steps, judge.nodes)
+    sampled = first_result(candidates, whole_run, OriginalFails, lambda run: has_content(run[1]))
     if isinstance(sampled, str) and trial.is_long:
         return []
     if isinstance(sampled, str):
@@ -156,7 +156,8 @@ def _in_calls(
     chunked: ChunkedRuns, judge: ModelPair, runner: ModelPair, fused: ModelPair, number: int
 ) -> list[Compared]:
     """The results of consecutive runs, the first of them with the original, which forgets its states after each run."""
-    sampled = chunked.sampled(number, 0, lambda feeds: (feeds, judge.original_results(feeds)), OriginalFails)
+    candidates = chunked.samples(number, 0)
+    sampled = first_result(candidates, lambda feeds: (feeds, judge.original_results(feeds)), OriginalFails)
     if isinstance(sampled, str):
         raise WholeFailsError(sampled)
     (feeds, expected), names, compared = sampled, list(chunked.plan.outputs), list[Compared]()

@@ -80,14 +80,10 @@ class ChunkedRuns:
         steps = (self.remembered - (-length // self.step) for length in chosen)
         return [Trial(each, (LONG[0] + 1,), mixed=0, is_long=True) for each in steps]
 
-    def sampled(
-        self, index: int, steps: int, run: Callable[[Feeds], T], failure: type[Exception],
-        nodes: Sequence[RecurrentNode] | None = None, is_useful: Callable[[T], bool] = lambda _: True,
-    ) -> T | str:  # fmt: skip
-        """The results of the original over `steps` steps after the delay, for sampled inputs; or why no sample ran.
+    def samples(self, index: int, steps: int, nodes: Sequence[RecurrentNode] | None = None) -> Iterator[Feeds]:
+        """Inputs over `steps` steps after the delay, of which the original accepts some.
 
-        failure: the exception that `run` raises for inputs that the original does not accept.  steps: 0 for a model
-        whose runs are single steps.  is_useful: the first such results are preferred to the first of all.
+        steps: 0 for a model whose runs are single steps.  nodes: recurrent nodes for whose lengths values are tried.
         """
         late = max([*self.plan.late.values(), *self.plan.warm_up.values()], default=0)
         frames = (-(-late // self.step) + steps) * self.step
@@ -105,17 +101,7 @@ class ChunkedRuns:
         sizes = fixed_sizes(self.original.model, self.made.proto) | dict.fromkeys(
             self.plan.inputs.items(), fixed or frames
         )
-        why, useless = "", list[T]()
-        for feeds in samples.Samples(self.original.model, self.seed, sizes, nodes).candidates(index):
-            try:
-                results = run(feeds)
-            except failure as error:
-                why = why or str(error)
-                continue
-            if is_useful(results):
-                return results
-            useless = useless or [results]
-        return useless[0] if useless else why
+        return samples.Samples(self.original.model, self.seed, sizes, nodes).candidates(index)
 
     def chunkings(self, feeds: Feeds, index: int, trial: Trial) -> Iterator[list[int]]:
         """The chunk lengths to try: equal ones, mixed ones, and the whole sequence."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from rnn_lower.checking.samples import first_result
 from rnn_lower.errors import one_line
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import constant
@@ -53,7 +54,7 @@ def difference_in_floats(runs: ChunkedRuns) -> tuple[str, str]:
         nonlocal left_out
         number, steps = next(numbers), runs.remembered + FIRST + SECOND
         try:
-            sampled = runs.sampled(number, steps, run, Exception)
+            sampled = first_result(runs.samples(number, steps), run, Exception)
         except Exception as error:  # the evaluator raises exceptions of any type
             sampled = one_line(error)
         if isinstance(sampled, str):

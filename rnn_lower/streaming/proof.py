@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx
 
+from rnn_lower.checking.samples import first_result
 from rnn_lower.driver.plan import inlined_document
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.modelio.document import Document
@@ -185,7 +186,7 @@ def _sampled(
         chunk = _random_elements(field, feeds) | instead
         return chunk, dict(zip(_output_names(runs), original.outputs(chunk), strict=True))
 
-    return runs.sampled(index, steps, whole, WrongError)
+    return first_result(runs.samples(index, steps), whole, WrongError)
 
 
 def _difference_of_chunks(
@@ -268,7 +269,7 @@ def _difference_of_calls(runs: ChunkedRuns, index: int, field: Field, models: Se
         original.outputs(_random_elements(field, feeds))
         return feeds
 
-    sampled = runs.sampled(index, 0, one_run, WrongError)
+    sampled = first_result(runs.samples(index, 0), one_run, WrongError)
     if isinstance(sampled, str):
         raise _not_sampled(sampled)
     original.held = {}

@@ -235,7 +235,8 @@ class Target:
             requirements.append(_needs(text, node, "batch_size"))
         elif self.single_batch and node.static_batch != 1:
             what = f"{text} supports only a batch size of 1, not {node.static_batch}"
-            requirements.append(Requirement(what, export="so that this node has a batch size of 1 or a symbolic one"))
+            export = "so that this node has a batch size of 1 or a symbolic one"
+            requirements.append(Requirement(what, export=export, resizable=True))
         return requirements
 
     def warning(self, node: RecurrentNode, form: str, emitted: int, together: int) -> str:
