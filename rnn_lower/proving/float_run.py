@@ -24,7 +24,7 @@ from rnn_lower.proving.reference import FLOATS, OPERATORS
 from rnn_lower.transforms.evaluate import evaluator
 
 TOLERANCE, LEAST, AMPLIFIED = 1e-3, 1e-6, 1000
-"""Of the largest value of a unit, of the largest value, and of the difference between float32 and float64."""
+"""Of the largest value of a unit, of all values up to 1, and of the difference between float32 and float64."""
 
 TINY = 1e-30
 """Below this, functions in float32 lose digits, because they divide by numbers near the largest float."""
@@ -111,7 +111,8 @@ def confirmed(differ: Callable[[], str]) -> str:
 def difference(actual: Array, exact: Array, rounded: Array, by_unit: bool = False) -> str:
     """What keeps an array from being a rounding of the exact values, or "". rounded: one such rounding.
 
-    by_unit: the tolerance is relative to the largest value of each index of the last axis, not to the largest of all.
+    The tolerance is relative to the largest value of each index of the last axis, so that large numbers hide no
+    difference in other units.  by_unit: no other unit counts; otherwise, the scale is at least that of most of them.
     """
     with np.errstate(all="ignore"):
         is_finite = np.isfinite(exact.astype(actual.dtype)) & np.isfinite(rounded.astype(actual.dtype))
@@ -119,12 +120,16 @@ def difference(actual: Array, exact: Array, rounded: Array, by_unit: bool = Fals
     if not np.isfinite(found).all():
         return NOT_FINITE
     kind = ml_dtypes.finfo(actual.dtype)
-    least = max(2 * float(kind.smallest_subnormal), TINY) + LEAST * np.abs(exact).max(initial=0)
-    least += AMPLIFIED * np.abs(rounded - exact).max(initial=0)
-    largest = np.abs(exact).max(axis=tuple(range(exact.ndim - 1)) if by_unit else None, initial=0)
-    excess = np.abs(found - exact) - max(TOLERANCE, 8 * float(kind.eps)) * largest
-    error = float(np.abs(found - exact).max(initial=0))
-    return "" if excess.max(initial=0) <= least else f"differs by {error:.2g}"
+    sizes, amplified, error = (
+        np.abs(array).max(axis=tuple(range(exact.ndim - 1)), initial=0)
+        for array in (exact, rounded - exact, found - exact)
+    )
+    usual = min(
+        float(sizes.max(initial=0)), 1.0 if by_unit else max(1.0, float(np.median(sizes)) if sizes.size else 0.0)
+    )
+    least = max(2 * float(kind.smallest_subnormal), TINY) + LEAST * usual + AMPLIFIED * amplified
+    least += max(TOLERANCE, 8 * float(kind.eps)) * (sizes if by_unit else np.maximum(sizes, usual))
+    return "" if np.all(error <= least) else f"differs by {float(error.max()):.2g}"
 
 
 def difference_of_outputs(actual: Array, wanted: Array) -> str:

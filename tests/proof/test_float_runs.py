@@ -86,6 +86,25 @@ def test_infinities_of_the_node_are_no_license(nodes):
     assert not rnn_lower.prove(model, lowered).ok
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_one_large_unit_hides_no_lost_digits_of_the_others(whole):
+    model, feeds = build(Case("RNN", 17, T=5, N=2, H=8, activations=("Relu",), outputs=("Y",)))
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    changed = {name: numpy_helper.to_array(weights[name]).copy() for name in ("W", "R")}
+    changed["W"][0, 0] *= 1e7
+    changed["R"][0, :, 0] = changed["R"][0, 0] = 0
+    for name, array in changed.items():
+        weights[name].CopyFrom(numpy_helper.from_array(array, name))
+    lowered = rnn_lower.lower(model)
+    prove = proved_as_wholes if whole else rnn_lower.prove
+    assert prove(model, lowered).ok
+    offset = np.array([0] + [1e7] * 7, np.float32)
+    changed_behind(lowered, through(("Add", "offset"), ("Sub", "offset")), offset=offset)
+    (wanted,), (actual,) = run_onnxruntime(model, feeds), run_onnxruntime(lowered, feeds)
+    assert np.abs(wanted - actual)[..., 1:].max() > 0.1
+    assert not prove(model, lowered).ok
+
+
 def test_large_constants_of_the_node_are_no_license():
     model, _ = build(Case("LSTM", 17, T=5, N=2, clip=1e30, outputs=("Y",)))
     lowered = rnn_lower.lower(model)
