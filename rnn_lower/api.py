@@ -532,7 +532,7 @@ def check(
 
     counterexample: an .npz file to write, with inputs that show a difference; `inputs` accepts this file.
     on: run the lowered model on this runtime, which must be installed: "openvino", "tract", "opencv", "onnx2torch",
-    "tinygrad", "tvm", "iree" or "onnx-reference"; every size is first fixed to that of the inputs.
+    "tinygrad", "tvm", "iree" or "onnx-reference"; with fixed input sizes if it does not run the model as it is.
 
     By default, both models run on onnxruntime in a child process, because some models crash it. They run in this
     process if it cannot fork or has other threads. If onnxruntime cannot run the fused operators (double, bfloat16,

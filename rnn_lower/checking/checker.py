@@ -86,5 +86,5 @@ def compare_models(
         unseen=proof.changed if proof is not None and proof.nodes and comparison.ok else (),
         proved=() if proof is None else proof.proved,
         runs_of_unproved=tuple(f"{models.nodes[index].describe()}: {node_runs.describe(index)}" for index in unproved),
-        counterexample=written,
+        counterexample=written, needs_sizes=models.needs_sizes,
     )  # fmt: skip

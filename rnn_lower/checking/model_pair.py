@@ -85,6 +85,11 @@ class ModelPair:
         if refused:
             self.judge = f"{REFERENCE} ({refused})"
 
+    @property
+    def needs_sizes(self) -> str:
+        """Why the runtime of the lowered model runs it only with fixed sizes, or ""."""
+        return self._run_lowered.refusal if isinstance(self._run_lowered, runtimes.Runtime) else ""
+
     def _compare_inputs(self) -> None:
         """Raise RnnLowerError if an input of the models cannot have one type and shape in both, or one lacks it."""
         inputs = {value.name: value for value in self.original.model.graph.inputs}

@@ -1,6 +1,7 @@
 """Run a model on other runtimes, if their packages are installed.
 
-A runner accepts a model whose sizes are all known, and its inputs; it returns the outputs in order.
+A runner accepts a model and its inputs; it returns the outputs in order. Most runners need a model whose sizes are all
+known; those of `FREE` also run others.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from onnx.reference import ReferenceEvaluator
 
 from rnn_lower.checking import runners
 from rnn_lower.checking.samples import Feeds
-from rnn_lower.errors import RnnLowerError
+from rnn_lower.errors import RnnLowerError, one_line
 from rnn_lower.ir import protobuf
 from rnn_lower.modelio.document import Document
 from rnn_lower.shapes.fixed_dims import axis_name, fix_proto_dims
@@ -160,6 +161,9 @@ RUNNERS: dict[str, tuple[str, Runner]] = {
 }
 """By target: the package on PyPI, and the runner."""
 
+FREE = ("onnxruntime", "onnx-reference", "openvino", "tract", "onnx2torch")
+"""Runtimes that run models with free sizes."""
+
 WITH_THREADS = {"openvino", "torch", "cv2", "tvm", "iree.runtime"}
 """Modules that start threads: a forked child lacks them and would wait for them."""
 
@@ -188,7 +192,7 @@ def version(name: str) -> str:
     return importlib.metadata.version(RUNNERS[name][0])
 
 
-def open_runtime(name: str, document: Document) -> runners.Run:
+def open_runtime(name: str, document: Document) -> Runtime:
     """A runner for one model. Raises RnnLowerError for an unknown or missing runtime."""
     if name not in RUNNERS:
         raise RnnLowerError(f"--on {name}: models can be run only on {', '.join(RUNNERS)}")
@@ -198,12 +202,31 @@ def open_runtime(name: str, document: Document) -> runners.Run:
         wanted = f"'{package}=={line}.*'" if line[:1].isdigit() else package
         raise RnnLowerError(f"--on {name}: {why}; pip install {wanted}")
 
-    def run(feeds: Feeds) -> list[Any]:
-        model = document.embedded()
+    return Runtime(name, document)
+
+
+class Runtime:
+    """Runs one model as it is, or, where the runtime cannot, with fixed sizes.
+
+    refusal: why it cannot, or "".
+    """
+
+    def __init__(self, name: str, document: Document) -> None:
+        self._runner, self._document, self.refusal = RUNNERS[name][1], document, ""
+        self._as_it_is = name.partition("@")[0] in FREE
+
+    def __call__(self, feeds: Feeds) -> list[Any]:
+        model, why = self._document.embedded(), ""
         names = {tensor.name for tensor in model.graph.initializer}
         protobuf.remove_if(model.graph.input, lambda value: value.name in names)  # keep only the defaults
         inputs = {value.name: feeds[value.name] for value in model.graph.input}
+        if self._as_it_is:
+            try:
+                return self._runner(model, inputs)
+            except Exception as error:  # runtimes raise exceptions of any type
+                why = one_line(error)
         fix_proto_dims(model, {axis_name(key, axis): n for key, a in inputs.items() for axis, n in enumerate(a.shape)})
-        return RUNNERS[name][1](model, inputs)
-
-    return run
+        results = self._runner(model, inputs)
+        if self._as_it_is:
+            self._as_it_is, self.refusal = False, why
+        return results

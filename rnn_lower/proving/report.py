@@ -54,6 +54,7 @@ class CheckReport:
     unseen: differences between the files that the proof found, but no run shows.
     proved: names of the nodes that were proved before.  runs_of_unproved: how the other replaced nodes ran.
     counterexample: the file with inputs for which the outputs differ.
+    needs_sizes: why the runner runs the lowered model only with fixed input sizes.
     chunks, borders: for a streaming model, the number of chunks that were compared with whole runs, and of borders
     between them.
     """
@@ -72,6 +73,7 @@ class CheckReport:
     proved: tuple[str, ...] = ()
     runs_of_unproved: tuple[str, ...] = ()
     counterexample: str = ""
+    needs_sizes: str = ""
     chunks: int = 0
     borders: int = 0
 
@@ -105,6 +107,10 @@ class CheckReport:
         lines += _listed("the files differ, but no run shows it", self.unseen, verbose)
         lines += [f"not proved and not tested enough: {node}" for node in self.unreached]
         lines += [f"not proved, but tested: {node}" for node in self.runs_of_unproved] if verbose else []
+        if self.needs_sizes:
+            lines.append(
+                f"{self.runner} runs the lowered model only with fixed input sizes (--dim): {self.needs_sizes}"
+            )
         return [*lines, *self.located, *_counterexample(self.counterexample)]
 
     @property

@@ -66,14 +66,34 @@ def test_the_model_that_is_run_is_the_one_that_was_lowered(monkeypatch):
         seen.append((given, feeds))
         return [np.zeros(1, np.float32)] * len(given.graph.output)
 
-    monkeypatch.setitem(runtimes.RUNNERS, "tract", ("onnx", runner))
+    monkeypatch.setitem(runtimes.RUNNERS, "opencv", ("onnx", runner))
     monkeypatch.setattr(runtimes, "missing", lambda _: None)
     monkeypatch.setattr(child_process, "may_fork", lambda: False)  # or a child would see it
-    assert not rnn_lower.check(model, lowered, on="tract", runs=1).ok
+    assert not rnn_lower.check(model, lowered, on="opencv", runs=1).ok
     given, feeds = seen[0]
     assert [node.op_type for node in given.graph.node] == [node.op_type for node in lowered.graph.node]
     dims = given.graph.input[0].type.tensor_type.shape.dim
     assert tuple(dim.dim_value for dim in dims) == feeds["X"].shape
+
+
+@pytest.mark.parametrize("target", ["tract", "opencv"])
+def test_a_model_that_runs_only_with_fixed_sizes_is_reported(monkeypatch, target):
+    model, _ = build(Case("GRU", 17, dynamic=True))
+    _, reference = runtimes.RUNNERS["onnx-reference"]
+
+    def runner(given, feeds):
+        if any(not dim.dim_value for value in given.graph.input for dim in value.type.tensor_type.shape.dim):
+            raise ValueError("Sym(T) is unknown")
+        return reference(given, feeds)
+
+    monkeypatch.setitem(runtimes.RUNNERS, target, ("onnx", runner))
+    monkeypatch.setattr(runtimes, "missing", lambda _: None)
+    monkeypatch.setattr(child_process, "may_fork", lambda: False)
+    report = rnn_lower.check(model, rnn_lower.lower(model, target="onnx-reference"), on=target)
+    assert report.ok
+    takes_free_sizes = target == "tract"
+    assert report.needs_sizes == ("Sym(T) is unknown" if takes_free_sizes else "")
+    assert any("only with fixed input sizes (--dim)" in line for line in report.lines()) == takes_free_sizes
 
 
 def test_on_the_command_line(tmp_path, capsys):
