@@ -457,11 +457,12 @@ def test_outputs_of_branches_that_opencv_does_not_load(caplog):
         ("opencv", "ReverseSequence <time_axis = 2, batch_axis = 1> (x, lengths)"),
         ("tract", "ReverseSequence <time_axis = 2, batch_axis = 1> (x, lengths)"), ("tract", "Pad (x, crop)"),
         ("openvino", "ReduceL1 <axes = [2]> (x)"), ("openvino", "ReduceLogSumExp <axes = [2]> (x)"),
+        ("openvino", "SplitToSequence <axis = 2> (x)"), ("opencv", "PRelu (x, slope)"), ("tract", "TopK (x, count)"),
     ],
 )  # fmt: skip
 def test_nodes_that_these_runtimes_lack(target, node):
     """Some fail, some compute other numbers."""
-    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[1,2,4] x, float[2,4,5,3] pages) => (y)
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[1,2,4] x, float[2,4,5,3] pages, float[4] slope, int64[1] count) => (y)
         <float scale = {{1}}, uint8 zero = {{0}}, int64[3] shape = {{1, 4, 2}}, float[0] none = {{}},
          float[3] factors = {{1, 1, 2}}, float[4] line = {{1, 2, 3, 4}}, float[1,2,2] kernel = {{1, 2, 3, 4}},
          int64[2] lengths = {{3, 4}}, int64[6] crop = {{0, 0, 0, 0, 0, -1}}, float[4,3,1] cubes =
