@@ -25,6 +25,16 @@ RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLik
 """Operators whose output is random."""
 
 PARTIAL = (
-    "Acos", "Acosh", "Asin", "Atanh", "Div", "Exp", "Log", "Pow", "Reciprocal", "ReduceLogSum", "Sqrt", "Tan",
+    "Acos", "Acosh", "Asin", "Atanh", "Cosh", "Div", "Exp", "Log", "Mod", "Pow", "Reciprocal", "ReduceLogSum", "Sinh",
+    "Sqrt", "Tan",
 )  # fmt: skip
 """Operators that make NaN or infinity of some finite numbers."""
+
+FINITE = frozenset({
+    *ELEMENTWISE, *DATA_MOVEMENT, *MEASURING, "AveragePool", "BatchNormalization", "Constant", "ConstantOfShape",
+    "Conv", "ConvTranspose", "DequantizeLinear", "Einsum", "GatherElements", "GatherND", "Gemm",
+    "GlobalAveragePool", "GlobalMaxPool", "GRU", "If", "InstanceNormalization", "LayerNormalization", "Loop",
+    "LSTM", "MatMul", "MaxPool", "Pad", "Range", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Resize",
+    "RNN", "Scan", "Softmax", "Tile",
+}) - {*PARTIAL, "Cast", "CastLike"}  # fmt: skip
+"""Operators that make finite numbers of finite numbers, if sums and products do not overflow."""

@@ -18,8 +18,8 @@ from rnn_lower.builder.constants import Constant, filled, negate
 from rnn_lower.builder.graph_builder import Operand
 from rnn_lower.builder.scalar_functions import EQUATIONS
 from rnn_lower.builder.versions import BROADCASTS_BY_RULE, CLIP_TAKES_DOUBLE, MAX_BROADCASTS
-from rnn_lower.ir.schemas import schema_of
-from rnn_lower.ir.traits import PARTIAL
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS, schema_of
+from rnn_lower.ir.traits import FINITE
 from rnn_lower.ir.walk import NODE_MARK, consumed_values
 from rnn_lower.legalize import data_movement
 from rnn_lower.legalize.call import Call, Pattern, PatternBuilder, Results, result_sizes
@@ -32,10 +32,10 @@ NEAR = 128.0
 # -- arithmetic -------------------------------------------------------------------------------------------------------
 
 
-def _is_number(b: PatternBuilder, operand: Operand, number: float) -> bool:
-    """Whether an operand is the constant `number`."""
-    info = b.info(operand)
-    return info.constant and info.content == (number,)
+def _is_number(b: PatternBuilder, operand: Operand, number: float, other: Operand) -> bool:
+    """Whether an operand is the constant `number` and adds no axis to the other one."""
+    info, shape = b.info(operand), b.info(other).shape
+    return info.constant and info.content == (number,) and len(info.shape or ()) <= len(shape or ())
 
 
 def _identity_by_sum(b: PatternBuilder, call: Call) -> Results:
@@ -58,13 +58,17 @@ def _add_by_sub(b: PatternBuilder, call: Call) -> Results:
 
 def _minus_by_neg(b: PatternBuilder, call: Call) -> Results:
     left, right = call.inputs
-    return [b.op("Neg", left, name=call.name)] if _is_number(b, right, -1.0) else None
+    return [b.op("Neg", left, name=call.name)] if _is_number(b, right, -1.0, left) else None
 
 
 def _minus_by_sub(b: PatternBuilder, call: Call) -> Results:
     """0 - x; for x = 0 the result is 0 instead of -0."""
     left, right = call.inputs
-    return [b.op("Sub", b.scalar(0.0), left, name=call.name)] if _is_number(b, right, -1.0) and b.opset >= 7 else None
+    return (
+        [b.op("Sub", b.scalar(0.0), left, name=call.name)]
+        if _is_number(b, right, -1.0, left) and b.opset >= 7
+        else None
+    )
 
 
 def _div_by_reciprocal(b: PatternBuilder, call: Call) -> Results:
@@ -159,8 +163,8 @@ def _where_by_sum(b: PatternBuilder, call: Call) -> Results:
     if not b.is_float(chosen) or not all(_is_finite(operand, is_own) for operand in (chosen, otherwise)):
         return None
     numbers = b.cast(mask, ir.DataType.BOOL, b.dtype, "mask")
-    selected = None if _is_number(b, chosen, 0.0) else b.mul(numbers, chosen)
-    rest = None if _is_number(b, otherwise, 0.0) else b.mul(b.sub(b.scalar(1.0), numbers, "rest"), otherwise)
+    selected = None if _is_number(b, chosen, 0.0, otherwise) else b.mul(numbers, chosen)
+    rest = None if _is_number(b, otherwise, 0.0, chosen) else b.mul(b.sub(b.scalar(1.0), numbers, "rest"), otherwise)
     return None if selected is None and rest is None else [b.add(selected, rest, call.name)]
 
 
@@ -175,13 +179,21 @@ def _is_finite(operand: Operand, is_own: bool) -> bool:
     seen = set[ir.Node]()
     while waiting:
         node = waiting.pop().producer()
-        if node is None or node in seen or node.op_type in OP_TYPES:
+        if node is None or node in seen:
             continue
-        if node.op_type in PARTIAL:
+        if not _keeps_finite(node):
             return False
         seen.add(node)
-        waiting += consumed_values(node)
+        waiting += consumed_values(node) if node.op_type not in OP_TYPES else ()
     return True
+
+
+def _keeps_finite(node: ir.Node) -> bool:
+    """Whether a node makes finite numbers of finite numbers."""
+    if node.op_type == "Cast":
+        dtype = ir.DataType(node.attributes.get_int("to", 0))
+        return not dtype.is_floating_point() or dtype.bitwidth >= 32  # float16 ends at 65504
+    return node.domain in DEFAULT_DOMAINS and node.op_type in FINITE
 
 
 def _explicit_value(b: PatternBuilder, call: Call) -> Results:

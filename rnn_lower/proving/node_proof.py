@@ -50,8 +50,8 @@ A difference of constants, an integer of fewer than 4500 bits times a power of t
 MOST_STATES = 1 << 26
 """The most elements of h at all steps of one run."""
 
-MOST_DRAWN = 1 << 26
-"""The most elements of the inputs that are not constant."""
+MOST_HELD = 1 << 26
+"""The most elements of the inputs that are not constant, the gates and the states of one run."""
 
 MOST_WORK, MOST_TIMES, MOST_NODES = 1 << 31, 64, 256
 """The most work of a graph: a constant, a multiple of the node's own products, and nodes in each of its steps."""
@@ -223,13 +223,11 @@ class _Comparison:
         shapes = self._shapes_at(case)
         arrays: dict[str, Array] = {}
         values: dict[ir.Value, Array] = {}
-        drawn_size = sum(
-            math.prod(shapes[name]) for name in self._inputs if name in shapes and not self._is_constant(name)
-        )
-        if drawn_size > MOST_DRAWN:
-            raise OutOfScopeError(
-                f"the inputs of the node have {drawn_size} elements, but the proof supports at most {MOST_DRAWN}"
-            )
+        held = sum(math.prod(shapes[name]) for name in self._inputs if name in shapes and not self._is_constant(name))
+        held += case.T * case.N * (math.prod(shapes["W"][:2]) + math.prod(shapes["initial_h"]) // max(1, case.N))
+        if held > MOST_HELD:
+            text = f"the inputs, gates and states of the node have {held} elements"
+            raise OutOfScopeError(f"{text}, but the proof supports at most {MOST_HELD}")
         drawn: dict[ir.Value, Array] = {}  # one value may be used for two inputs
         for name, value in self._inputs.items():
             if name == "sequence_lens":

@@ -13,7 +13,7 @@ from rnn_lower.driver.legalize_rest import LEGALIZED, legalize_as
 from rnn_lower.driver.lower_pass import prepared
 from rnn_lower.driver.suggestions import unlogged
 from rnn_lower.errors import ConversionError, RnnLowerError
-from rnn_lower.ir.walk import count_nodes, nodes, opset_of, output_names, recurrent_nodes
+from rnn_lower.ir.walk import NODE_MARK, count_nodes, nodes, opset_of, output_names
 from rnn_lower.loops.model import MARK, describe, loops
 from rnn_lower.modelio.document import Document
 from rnn_lower.opset.convert import converted
@@ -75,14 +75,9 @@ def _plans(source: Document, lowered: Document) -> list[tuple[str, ...]]:
     plans += [(FOLDING,)] if folds else []
     if folds and gone:
         plans = [*unrolling, *plans] if unrolled else [*plans, *unrolling]
-    if gone - unrolled or _recurrent(lowered) - _recurrent(source):
+    if any(loops(source.model)) or _marks(source, NODE_MARK):  # a raised loop may have been lowered to one again
         plans += [(RAISING, *plan) for plan in plans]
     return plans
-
-
-def _recurrent(document: Document) -> set[tuple[str, ...]]:
-    """The recurrent nodes, by their outputs."""
-    return {output_names(node) for node, _ in recurrent_nodes(document.model)}
 
 
 def _marks(document: Document, key: str) -> set[str]:

@@ -167,6 +167,44 @@ def test_legalization_beside_lengths_that_floats_decide_is_proved():
     assert not rnn_lower.prove(model, lowered).ok
 
 
+@pytest.mark.parametrize(("unselected", "number"), [
+    ("d = Sub (X, k) e = Mod <fmod = 1> (X, d)", 3), ("d = Sub (X, k) e = my.F (d)", 3),
+    ("h = Cast <to = 10> (X) e = Cast <to = 1> (h)", 70000), ("d = Mul (X, X) e = Cosh (d)", 200),
+    ("d = Sub (X, k) e = Reciprocal (d)", 3), ("d = Mul (X, X) e = ReduceSumSquare <axes = [1], keepdims = 1> (d)", 1e15),
+    ("e = Sub (X, k)", 3), ("h = Cast <to = 11> (X) e = Cast <to = 1> (h)", 3), ("d = MatMul (X, w) e = Tanh (d)", 3),
+])  # fmt: skip
+def test_a_where_that_keeps_nan_out_is_no_sum(unselected, number):
+    """NaN and infinity of the operand that is not selected would reach a sum."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17, "my" : 1]> g (float[2,2] X) => (float[2,2] y)
+        <float k = {{3}}, float[2,2] w = {{1, 2, 3, 4}}> {{ {unselected} m = Less (X, k) y = Where (m, e, k) }}
+        <domain: "my", opset_import: ["" : 17]> F (x) => (y) {{ y = Reciprocal (x) }}""")
+    feeds = {"X": np.full((2, 2), number, np.float32)}
+    lowered = rnn_lower.lower(model, target="aidge", legalize_all=True)
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+    is_finite = unselected.startswith("e = Sub") or "11" in unselected or "Tanh" in unselected
+    assert ("Where" in {node.op_type for node in lowered.graph.node}) != is_finite
+
+
+@pytest.mark.parametrize("target", ["aidge", "horizon-rdk", "portable", "k230"])
+@pytest.mark.parametrize("node", ["Where (m, one_zero, X)", "Where (m, X, one_zero)", "Mul (X, minus)"])
+@pytest.mark.parametrize("shape", [[], [1], [1, 1], [1, 1, 1]], ids=str)
+def test_a_number_that_adds_axes_is_kept(target, node, shape):
+    numbers = {"one_zero": 0, "minus": -1}
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[2,2] X) => (float[a] y) <float k = {{0}}>
+        {{ m = Less (X, k) z = {node} y = Squeeze (z, axes) }}""")
+    axes = list(range(max(0, len(shape) - 2)))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(axes, np.int64), "axes"))
+    if not axes:
+        model.graph.node[-1].op_type = "Identity"
+        del model.graph.node[-1].input[1:]
+    for name, number in numbers.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.full(shape, number, np.float32), name))
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    feeds = {"X": np.array([[1, -2], [-3, 4]], np.float32)}
+    lowered = rnn_lower.lower(model, target=target, legalize_all=True)
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+
+
 @pytest.mark.parametrize("target", ["tidl", "dla"])
 def test_a_node_in_front_of_a_recurrent_node_that_is_dropped(target):
     """A Split into one part is its input, which the recurrent node then reads."""

@@ -56,3 +56,18 @@ def test_nothing_else_changes_after_folding(step):
     """A model that was folded before is not folded again to compare it."""
     first = rnn_lower.lower(two_nodes(), select=lambda node: node.name == "first", fold=True)
     assert not prover.changes(first, rnn_lower.lower(first, **step))
+
+
+@pytest.mark.parametrize("form", ["scan", "loop", "unroll"])
+@pytest.mark.parametrize("again", [{}, {"form": "loop"}, {"form": "unroll"}, {"fold": True}, {"opset": 18}], ids=str)
+def test_a_raised_loop_that_is_lowered_again(form, again):
+    """The new loop may have the names of the one that was raised."""
+    sizes = {"X[0]": 5} if "unroll" in (form, again.get("form")) else {}
+    first = rnn_lower.lower(two_nodes(), select=lambda node: node.name == "first", form=form, dims=sizes)
+    both = rnn_lower.lower(first, raise_loops=True, **again)
+    assert not any(node.op_type == "LSTM" for node in both.graph.node)
+    assert rnn_lower.prove(first, both)
+    assert rnn_lower.check(first, both)
+    node = next(node for node in both.graph.node if node.op_type == "MatMul" and node.name.startswith("second"))
+    node.input[:] = list(node.input)[::-1]
+    assert not rnn_lower.prove(first, both)
