@@ -458,17 +458,38 @@ def test_outputs_of_branches_that_opencv_does_not_load(caplog):
         ("tract", "ReverseSequence <time_axis = 2, batch_axis = 1> (x, lengths)"), ("tract", "Pad (x, crop)"),
         ("openvino", "ReduceL1 <axes = [2]> (x)"), ("openvino", "ReduceLogSumExp <axes = [2]> (x)"),
         ("openvino", "SplitToSequence <axis = 2> (x)"), ("opencv", "PRelu (x, slope)"), ("tract", "TopK (x, count)"),
+        ("opencv", 'Conv <auto_pad = "SAME_UPPER", strides = [2]> (x, kernel)'), ("tract", "Celu <alpha = 0.5> (x)"),
+        ("opencv", 'MaxPool <auto_pad = "SAME_LOWER", kernel_shape = [3], strides = [2]> (x)'),
+        ("onnx2torch", 'Conv <auto_pad = "SAME_UPPER"> (x, kernel)'), ("onnx2torch", "CumSum (x, one)"),
+        ("openvino", 'LRN <size = 3, bias = 1.5> (page)'),
     ],
 )  # fmt: skip
 def test_nodes_that_these_runtimes_lack(target, node):
     """Some fail, some compute other numbers."""
-    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[1,2,4] x, float[2,4,5,3] pages, float[4] slope, int64[1] count) => (y)
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[1,2,4] x, float[2,4,5,3] pages, float[4] slope, int64[1] count,
+        float[1,2,3,4] page) => (y)
         <float scale = {{1}}, uint8 zero = {{0}}, int64[3] shape = {{1, 4, 2}}, float[0] none = {{}},
          float[3] factors = {{1, 1, 2}}, float[4] line = {{1, 2, 3, 4}}, float[1,2,2] kernel = {{1, 2, 3, 4}},
-         int64[2] lengths = {{3, 4}}, int64[6] crop = {{0, 0, 0, 0, 0, -1}}, float[4,3,1] cubes =
+         int64[2] lengths = {{3, 4}}, int64 one = {{1}}, int64[6] crop = {{0, 0, 0, 0, 0, -1}}, float[4,3,1] cubes =
          {{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}}> {{ y = {node} }}""")
     (finding,) = (each for each in rnn_lower.lint(model, target).findings if "declares no shape" not in each.rule)
     assert finding.op == node.split()[0]
+
+
+@pytest.mark.parametrize(("target", "op"), [
+    ("opencv", "Softmax"), ("opencv", "LogSoftmax"), ("opencv", "Hardmax"), ("openvino", "Softmax"), ("tract", "Softmax"),
+])  # fmt: skip
+@pytest.mark.parametrize(("opset", "axis"), [(11, ""), (11, "<axis = 0>"), (11, "<axis = 2>"), (11, "<axis = -1>"),
+                                             (13, "<axis = 1>")])  # fmt: skip
+def test_softmax_over_several_axes(target, op, opset, axis):
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : {opset}]> g (float[1,2,4] x) => (float[1,2,4] y)
+        {{ y = {op} {axis} (x) }}""")
+    lacks = target != "tract" and axis in ("", "<axis = 0>")
+    assert rnn_lower.lint(model, target).ok != lacks
+    if target in RUNNERS and not missing(target) and not lacks:
+        feeds = {"x": np.array([[[1, 2, 3, 4], [4, 3, 2, 0]]], np.float32)}
+        (wanted,) = run_onnxruntime(model, feeds)
+        np.testing.assert_allclose(RUNNERS[target][1](model, feeds)[0], wanted, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("size", "named"), [("T", False), ("?", True), (None, True), (4, False)])

@@ -15,6 +15,9 @@ FREE = ("Constant",)
 """Operators that every runtime supports: they contain the weights of graphs without initializers."""
 
 
+FIRST_ONE_AXIS = 13
+"""The first opset in which Softmax, LogSoftmax and Hardmax compute over one axis."""
+
 PARAMETERS = frozenset({"axes", "starts", "ends", "steps", "shape", "split", "repeats", "min", "max", "indices"})
 """Names of inputs that are parameters, not data."""
 
@@ -165,6 +168,19 @@ def _matrix_ranks(limit: bool, use: NodeView) -> Iterator[str]:
         yield f"the operands have ranks {' and '.join(sorted(map(str, ranks)))}"
 
 
+def _last_axis(limit: bool, use: NodeView) -> Iterator[str]:
+    shape, axis = use.inputs[0].shape if use.inputs and use.inputs[0] else None, use.attribute("axis")
+    ends = (-1,) if shape is None else (-1, len(shape) - 1)
+    if limit and use.opset < FIRST_ONE_AXIS and (1 if axis is None else axis) not in ends:
+        yield f"this node of opset {use.opset} computes over several axes"
+
+
+def _strided_padding(limit: bool, use: NodeView) -> Iterator[str]:
+    padding, strides = use.attribute("auto_pad") or "NOTSET", use.attribute("strides") or ()
+    if not limit and padding.startswith("SAME") and any(stride != 1 for stride in strides):
+        yield f"auto_pad is {padding}, and strides is {list(strides)}"
+
+
 def _forward(limit: bool, use: NodeView) -> Iterator[str]:
     directions = [use.attribute(f"scan_{what}_directions") or () for what in ("input", "output")]
     if limit and any(map(any, directions)):
@@ -214,6 +230,8 @@ CHECKS: Mapping[str, tuple[Callable[[Any], str], Check]] = {
     "types": (lambda limit: f"with {_listed(limit, 'element type', 'element types')}", _types),
     "broadcast": (lambda _: "with operands of the same shape", _broadcast),
     "matrix_ranks": (lambda _: "with operands of rank 2 or of one higher rank", _matrix_ranks),
+    "last_axis": (lambda _: "over the last axis", _last_axis),
+    "strided_padding": (lambda _: "with explicit pads if it has strides", _strided_padding),
     "forward": (lambda _: "in the forward direction", _forward),
     "states": (lambda _: "with non-constant initial states", _states),
 }

@@ -317,6 +317,24 @@ def _matmul_by_conv(b: PatternBuilder, call: Call) -> Results:
     return [b.reshape(b.transpose(y, [0, 2, 1, 3], "rows"), after, call.name)]
 
 
+def _explicit_pads(b: PatternBuilder, call: Call) -> Results:
+    """The pads that auto_pad SAME_UPPER or SAME_LOWER stands for, if the sizes are known; not with dilations."""
+    held, sizes = dict(call.parameters), b.info(call.x).sizes
+    mode, weights = held.pop("auto_pad", ""), call.inputs[1] if len(call.inputs) > 1 else None
+    kernel = held.get("kernel_shape") or (b.info(weights).sizes or ())[2:]
+    if not mode.startswith("SAME") or sizes is None or not kernel or held.get("ceil_mode") or len(call.names) > 1:
+        return None
+    steps = held.get("strides", [1] * len(kernel))
+    totals = [
+        (-(-size // step) - 1) * step + width - size for size, width, step in zip(sizes[2:], kernel, steps, strict=True)
+    ]
+    if min(totals) < 0 or max(held.get("dilations", [1])) > 1:  # on which runtimes differ
+        return None
+    less, more = [total // 2 for total in totals], [total - total // 2 for total in totals]
+    pads = [*less, *more] if mode == "SAME_UPPER" else [*more, *less]
+    return [b.op(call.op_type, *call.inputs, name=call.name, **held, pads=pads)]
+
+
 # -- bodies -----------------------------------------------------------------------------------------------------------
 
 
@@ -353,6 +371,7 @@ _AS_CHANNELS = functools.partial(data_movement.in_block, channels=True)
 _BY_OPERATOR: dict[str, tuple[Pattern, ...]] = {
     "Abs": (_abs_by_relu,),
     "Add": (_add_by_sub,),
+    **dict.fromkeys(("AveragePool", "Conv", "MaxPool"), (_explicit_pads,)),
     "Cast": (_cast_by_where, _cast_of_less),
     "Clip": (_clip_by_min_max, _clip_in_rank_four, _clip_by_relu, _clip_by_reciprocal),
     "Concat": (data_movement.concat_of_one, *_OF_CONCATS, data_movement.in_block, _AS_CHANNELS),

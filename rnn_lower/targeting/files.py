@@ -136,6 +136,8 @@ LIMITS: dict[str, Key] = {
     "types": Key(_list_of(_TYPE, 1), 'a list of element types, such as ["FLOAT"]'),
     "broadcast": _FLAG,
     "matrix_ranks": _FLAG,
+    "last_axis": _FLAG,
+    "strided_padding": _FLAG,
     "forward": _FLAG,
     "states": Key(_one_of("computed"), '"computed"'),
 }

@@ -205,6 +205,24 @@ def test_a_number_that_adds_axes_is_kept(target, node, shape):
     close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
 
 
+@pytest.mark.parametrize("size", [5, 6, 7])
+@pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
+@pytest.mark.parametrize(("op", "width"), [("Conv", 3), ("MaxPool", 3), ("AveragePool", 3), ("AveragePool", 1)])
+@pytest.mark.parametrize("more", ["strides = [2, 3]", "strides = [1, 2]"])
+def test_pads_are_written_out(size, mode, op, width, more):
+    weights = ",".join(str(index % 7 / 7) for index in range(27))
+    kernel = "" if op == "Conv" else f", kernel_shape = [{width}, {width}]"
+    opset = 19 if op == "AveragePool" else 17
+    model = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["" : {opset}]> g (float[1,3,{size},6] x) => (float[a,b,c,d] y)
+        <float[1,3,3,3] w = {{{weights}}}> {{
+        y = {op} <auto_pad = "{mode}", {more}{kernel}> ({"x, w" if op == "Conv" else "x"}) }}""")
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 3, size, 6)).astype(np.float32)}
+    lowered = rnn_lower.lower(model, target="opencv", legalize_all=True)
+    assert ("auto_pad" in {each.name for each in lowered.graph.node[0].attribute}) == (width == 1)
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+    assert rnn_lower.prove(model, lowered)
+
+
 @pytest.mark.parametrize("target", ["tidl", "dla"])
 def test_a_node_in_front_of_a_recurrent_node_that_is_dropped(target):
     """A Split into one part is its input, which the recurrent node then reads."""
