@@ -30,6 +30,9 @@ MOST_EXPANDED = 1 << 22
 """The most nodes of a model whose functions are inlined; runtimes inline them, too."""
 
 
+DEEPEST = 100
+"""The most functions that call one another; the limit of onnxruntime."""
+
 Around = collections.ChainMap[str, onnx.TensorProto | None]
 """Values that are visible in the bodies of a graph, with the tensor of an initializer, or LATER."""
 LATER = onnx.TensorProto()
@@ -97,9 +100,14 @@ def _check_functions(model: onnx.ModelProto) -> None:
     except graphlib.CycleError as error:
         domain, name, _ = min(error.args[1])
         raise RnnLowerError(f"function {domain}.{name} calls itself, directly or indirectly") from None
-    sizes = dict.fromkeys(order, 1)
+    sizes, depths = dict.fromkeys(order, 1), dict.fromkeys(order, 1)
     for key in order:
         sizes[key] = sum(count * sizes.get(called, 1) for called, count in calls[key].items())
+        depths[key] = 1 + max((depths.get(called, 0) for called in calls[key]), default=0)
+    if max(depths.values(), default=0) > DEEPEST:
+        raise RnnLowerError(
+            f"its functions call each other to a depth of {max(depths.values())}; the limit is {DEEPEST}"
+        )
     expanded = sum(count * sizes.get(called, 1) for called, count in _called(model.graph).items())
     if expanded > MOST_EXPANDED:
         raise RnnLowerError(f"its functions expand to more than {MOST_EXPANDED:,} nodes, which is the limit")

@@ -57,7 +57,7 @@ def regions(model: ir.Model) -> Iterator[Region]:
         elif node.op_type in LOOPS and node.domain == "" and "body" in node.attributes:
             yield Region(node.name or str(node.outputs[0].name), (node,), _results(model.graph, [node]))
     for name, nodes in groups.items():
-        op_type = nodes[0].metadata_props.get("rnn_lower.op", "")
+        op_type = nodes[0].metadata_props.get("rnn_lower.op", "").removeprefix("DynamicQuantize")
         yield Region(name, tuple(nodes), _results(model.graph, nodes), op_type)
 
 

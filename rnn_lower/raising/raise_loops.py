@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx_ir import convenience
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from rnn_lower.builder.constants import ConstantPool, from_tensor
+from rnn_lower.builder.constants import Constant, ConstantPool, from_tensor
 from rnn_lower.builder.graph_builder import GraphBuilder, detach
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import UnsupportedError
@@ -233,7 +233,7 @@ def _nodes(
         return
     weights = {name: dataclasses.replace(from_tensor(ir.tensor(array)), name=name) for name, array in held.items()}
     own = (
-        _own_wirings(region, x, cell.op_type, shape_info)
+        _own_wirings(region, x, directions, shape_info)
         if region.op_type
         else _loop_wirings(region, directions[0], values)
     )
@@ -266,10 +266,11 @@ def _nodes(
         known = [
             _moved(value)
             for value in (x, wiring.lengths, *wiring.states)
-            if value is not None and constant(value) is None
+            if isinstance(value, ir.Value) and constant(value) is None
         ]
         axis = 0 if transposed or "layout" in attributes else 1
-        batch_axes = [(x, axis), *((state, 0 if wiring.bare else axis) for state in wiring.states if state is not None)]
+        read_states = [state for state in wiring.states if isinstance(state, ir.Value)]
+        batch_axes = [(x, axis), *((state, 0 if wiring.bare else axis) for state in read_states)]
         batches = _batches(batch_axes, shape_info)
         yield Proposal(cell.op_type, b.nodes, b.pool.initializers, results, known, *batches)
 
@@ -331,31 +332,45 @@ class _Wiring:
     """
 
     lengths: ir.Value | None
-    states: Sequence[ir.Value | None]
+    states: Sequence[ir.Value | Constant | None]
     roles: Sequence[str]
     axes: Sequence[int | None]
     bare: bool = False
     turned: Sequence[int] = ()
 
 
-def _own_wirings(region: Region, x: ir.Value, op_type: str, shape_info: ShapeInfo) -> Iterator[_Wiring]:
+def _own_wirings(
+    region: Region, x: ir.Value, directions: Sequence[Direction], shape_info: ShapeInfo
+) -> Iterator[_Wiring]:  # fmt: skip
     """The wirings of emitted nodes; equal candidates are tried in each order."""
     operands = [value for value in proposals.inputs_of(region) if value is not x]
     lengths = [value for value in operands if (dtype := shape_info.dtype(value)) is not None and dtype.is_integer()]
     states = [value for value in operands if value not in lengths]
-    count = 2 if op_type == "LSTM" else 1
+    count = 2 if directions[0].cell.op_type == "LSTM" else 1
     kinds = OUTPUTS[: count + 1]
     if len(lengths) > 1 or len(region.results) > len(kinds) or len(states) > 2:
         return
+    starts: list[tuple[ir.Value | Constant | None, ...]]
     starts = [chosen for chosen in itertools.permutations([*states, None], count)
               if len([state for state in chosen if state is not None]) == len(states)]  # fmt: skip
     starts += [(states[0], states[0])] if len(states) == 1 and count == 2 else []
-    starts = starts if states else [(None,) * count]
+    starts = starts if states else [_constant_states(directions) or (None,) * count]
     ranks = [None if (shape := shape_info.shape(value)) is None else len(shape) for value in region.results]
     for roles in itertools.permutations(kinds, len(region.results)):
         if all(rank is None or (rank == 4) == (role == "Y") for rank, role in zip(ranks, roles, strict=True)):
             for start in starts:
                 yield _Wiring(lengths[0] if lengths else None, start, roles, [None] * len(roles))
+
+
+def _constant_states(directions: Sequence[Direction]) -> tuple[Constant, ...]:
+    """The initial states of all directions, if they are constants other than 0."""
+    kinds = zip(*(direction.initial for direction in directions), strict=True)
+    arrays = [[None if value is None else constant(value) for value in kind] for kind in kinds]
+    known = [[array for array in kind if array is not None] for kind in arrays]
+    if [*map(len, known)] != [*map(len, arrays)] or not any(array.any() for kind in known for array in kind):
+        return ()
+    axis = 1 if directions[0].batch_first else 0
+    return tuple(from_tensor(ir.tensor(np.stack(kind, axis), name="initial_state")) for kind in known)
 
 
 def _loop_wirings(region: Region, direction: Direction, values: Mapping[str, ir.Value]) -> Iterator[_Wiring]:

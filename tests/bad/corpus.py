@@ -740,6 +740,18 @@ def calls_itself(model: Model) -> None:
     function.opset_import.append(helper.make_opsetid("local", 1))
 
 
+def many_calls(model: Model) -> None:
+    for index in range(100):
+        function = onnx.FunctionProto.FromString(model.functions[0].SerializeToString())
+        function.name, imports = f"F{index}", helper.make_opsetid("local", 1)
+        called = "Recurrent" if index == 0 else f"F{index - 1}"
+        del function.node[:]
+        function.node.append(helper.make_node(called, list(function.input), list(function.output), domain="local"))
+        function.opset_import.append(imports)
+        model.functions.append(function)
+    next(node for node in model.graph.node if node.domain == "local").op_type = "F99"
+
+
 def without_default_opset(model: Model) -> None:
     del model.functions[0].opset_import[:]
     model.functions[0].opset_import.append(helper.make_opsetid("local", 1))
@@ -806,6 +818,7 @@ def bad_graphs() -> Iterator[Bad]:
         yield Bad(f"{name} of the function", changed(refers(name), place="function", opset=18), f"attribute '{name}' refers to attribute 'given' of the function; lower the model with --fold", runs=True)
     yield Bad("function named like an operator", changed(lambda m: m.functions.append(helper.make_function("", "LSTM", ["x"], ["y"], [helper.make_node("Neg", ["x"], ["y"])], m.opset_import[:1])), place="function"), "function 'LSTM' of the default domain has the name of an operator")
     yield Bad("call with too many inputs", changed(lambda m: m.functions[0].input.pop(), place="function"), "a call of function local.Recurrent has")
+    yield Bad("101 functions that call one another", changed(many_calls, place="function"), "its functions call each other to a depth of 101; the limit is 100")
     yield Bad("function calls itself", changed(calls_itself, place="function"), "function local.Recurrent calls itself")
     yield Bad("function without a default opset", changed(without_default_opset, place="function"), "of the default domain, but imports no opset for it")
 # fmt: on

@@ -139,6 +139,23 @@ def constant_lengths() -> onnx.ModelProto:
     return with_lengths(nodes, vector(), 8)
 
 
+@pytest.mark.parametrize("trips", [5, 2])
+def test_the_steps_of_a_loop_around_a_node_count(trips):
+    """A decoder runs its cell once in each iteration."""
+    body = """b (int64 i, bool c, float[1,1,4] h, float[1,1,4] x) => (bool c, float[1,1,4] new, float[1,1,4] next)
+        { all, new = GRU <hidden_size = 4> (x, W, R, , , h) s = Softmax <axis = 2> (new)
+          at = ArgMax <axis = 2, keepdims = 0> (s) row = Gather (table, at) next = Add (row, new) }"""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[1,1,4] start, float[1,1,4] h0)
+        => (float[1,1,4] h) <int64 n = {{{trips}}}, bool on = {{1}}> {{ h, last = Loop (n, on, h0, start) <body = {body}> }}""")
+    rng = np.random.default_rng(0)
+    for name, shape in (("W", (1, 12, 4)), ("R", (1, 12, 4)), ("table", (4, 4))):
+        tensor = numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
+        model.graph.initializer.append(tensor)
+    lowered = rnn_lower.lower(model, loops=True)
+    assert not any(node.op_type == "Loop" for node in lowered.graph.node)
+    assert check_by_running(model, lowered).ok == (trips >= 3)
+
+
 def test_nothing_is_compared_where_rows_never_differ():
     model = constant_lengths()
     lowered = rnn_lower.lower(model)

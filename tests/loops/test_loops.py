@@ -742,6 +742,25 @@ def test_what_lowering_emits_is_raised(op, opset, form):
     close(run_onnxruntime(raised, feeds), run_onnxruntime(model, feeds))
 
 
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+@pytest.mark.parametrize("form", ["scan", "loop"])
+@pytest.mark.parametrize(("direction", "layout"), [(None, 0), ("bidirectional", 0), ("bidirectional", 1)])
+def test_constant_initial_states_are_raised(op, form, direction, layout):
+    states = ("initial_h", "initial_c") if op == "LSTM" else ("initial_h",)
+    case = Case(op, 17, direction=direction, layout=layout, N=2, T=5, optional=states, outputs=("Y", "Y_h"))
+    model, _ = build(case)
+    rng = np.random.default_rng(0)
+    for value in [value for value in model.graph.input if value.name in states]:
+        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        array = rng.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, value.name))
+        model.graph.input.remove(value)
+    lowered = rnn_lower.lower(model, form=form)
+    raised = rnn_lower.raise_loops(lowered)
+    assert [node.op_type for node in raised.graph.node if node.op_type in (op, "Scan", "Loop")] == [op]
+    assert rnn_lower.prove(lowered, raised)
+
+
 DIVIDED = [
     helper.make_node("Div", ["i", "ten"], ["tens"]), helper.make_node("Div", ["tens", "ten"], ["hundreds"]),
     helper.make_node("Mul", ["hundreds", "five"], ["back"]), helper.make_node("Sub", ["i", "back"], ["at"]),

@@ -98,6 +98,12 @@ def test_dequantized_is_the_lstm_of_the_weights_as_floats(seed):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+def test_what_was_dequantized_is_raised(tmp_path):
+    lowered = rnn_lower.lower(two_layers(tmp_path), dequantize=True)
+    raised = rnn_lower.raise_loops(lowered)
+    assert [node.op_type for node in raised.graph.node if node.op_type in ("LSTM", "Scan", "Loop")] == ["LSTM", "LSTM"]
+
+
 def test_the_check_runs_the_kernel_and_a_proof_is_out_of_scope(tmp_path, capsys):
     onnx.save(two_layers(tmp_path), tmp_path / "m.onnx")
     command = ["lower", str(tmp_path / "m.onnx"), str(tmp_path / "o.onnx")]
