@@ -323,6 +323,8 @@ class Plan:
         lengths = site.node.inputs.get("sequence_lens")
         if error.op_type in MASKING and lengths is not None and known(lengths) is None:
             message += "; make sequence_lens a constant, or remove it if every sequence has full length"
+        if site.node.is_quantized and not self._options.dequantize:
+            return UnsupportedError(f"{message}; add --dequantize, which computes with the weights as floats")
         forms = tuple(name for name in self._target.forms_for(site.node, site.scope.opset) if name != site.form)
         if not forms:
             return UnsupportedError(message)

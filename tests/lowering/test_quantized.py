@@ -98,6 +98,14 @@ def test_dequantized_is_the_lstm_of_the_weights_as_floats(seed):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("target", ["tract", "onnx2torch"])
+def test_a_target_without_its_operators_gets_floats_on_request(target):
+    model, _ = build(PLAIN)
+    with pytest.raises(rnn_lower.UnsupportedError, match="add dequantize, which computes with the weights as floats"):
+        rnn_lower.lower(model, target=target)
+    assert rnn_lower.lower(model, target=target, dequantize=True)
+
+
 def test_what_was_dequantized_is_raised(tmp_path):
     lowered = rnn_lower.lower(two_layers(tmp_path), dequantize=True)
     raised = rnn_lower.raise_loops(lowered)
