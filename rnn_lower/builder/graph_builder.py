@@ -250,9 +250,13 @@ class GraphBuilder:
 
     def clip_by_reciprocal(self, x: Operand, low: float, high: float, name: str) -> Operand:
         """low <= x <= high with neither comparison nor Max."""
-        above = self._at_most(self.op("Relu", x, name="above_zero"), high)
-        below = self._at_most(self.op("Relu", self.mul(x, self.scalar(-1.0), "minus"), name="below_zero"), -low)
+        above = self._at_most(self._positive(x, "above_zero"), high)
+        below = self._at_most(self._positive(self.mul(x, self.scalar(-1.0), "minus"), "below_zero"), -low)
         return self.sub(above, below, name)
+
+    def _positive(self, x: Operand, name: str) -> Operand:
+        """max(0, x); Relu alone keeps -0, whose reciprocal is -infinity."""
+        return self.op("Abs", self.op("Relu", x), name=name)
 
     def _at_most(self, x: Operand, limit: float) -> Operand:
         """min(x, limit) for x >= 0, as 1 / max(1 / x, 1 / limit); the subtraction in the Relu cannot round x away."""

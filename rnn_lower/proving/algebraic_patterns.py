@@ -102,7 +102,7 @@ def _two_sides(
 ) -> tuple[ir.Value, float, float] | None:
     """Match min(x, high) for the part above zero minus the same for -x."""
     (above, high), (below, low) = _at_most(positive, limits), _at_most(negative, limits)
-    x, mirrored = _above_zero(above), _minus(_above_zero(below))
+    x, mirrored = _positive(above, high), _minus(_positive(below, low))
     return _clip_bounds(x, None if low is None else -low, high) if _bare(x) is _bare(mirrored) else None
 
 
@@ -124,6 +124,21 @@ def _sum(node: ir.Node, limits: Collection[float]) -> tuple[ir.Value, float, flo
     return _clip_bounds(x, 0.0, high) if width == high else None
 
 
+def _positive(value: ir.Value | None, limit: float | None) -> ir.Value | None:
+    """x if a value is max(0, x) and, unless the limit is 0 and nobody divides by it, never -0; else None."""
+    inner = _absolute(value)
+    return _above_zero(value if inner is None and limit == 0.0 else inner)
+
+
+def _absolute(value: ir.Value | None) -> ir.Value | None:
+    """x if a value is |x|, also as the sum of max(0, x) and max(0, -x), which is not -0 either; else None."""
+    node = _producer(value, "Abs", "Add")
+    if node is None or node.op_type == "Abs":
+        return _operand(node)
+    x, mirrored = sorted(map(_above_zero, node.inputs), key=lambda side: _minus(side) is not None)
+    return x if x is not None and _bare(_minus(mirrored)) is _bare(x) else None
+
+
 def _above_zero(value: ir.Value | None) -> ir.Value | None:
     """x if a value is max(0, x), else None."""
     node = _producer(value, "Relu", "Max", "Clip")
@@ -138,7 +153,7 @@ def _above_zero(value: ir.Value | None) -> ir.Value | None:
 def _at_most(value: ir.Value | None, limits: Collection[float]) -> tuple[ir.Value | None, float | None]:
     """(x, l) if a value is min(x, l) for x >= 0, else None."""
     nothing = _minus(_above_zero(value))
-    if _above_zero(nothing) is not None:
+    if _positive(nothing, 0.0) is not None:
         return nothing, 0.0
     outer, inverse = _plus(_inverted(value))
     inner, negative = _plus(_above_zero(outer))

@@ -100,11 +100,24 @@ def without_annotations(proto: onnx.ModelProto, hints: Shapes | None = None) -> 
             node.op_type, node.domain = "LSTM", ""  # whose sizes inference knows; it reads X and hidden_size
             del node.input[8:]
     _replace_layouts(copy)
+    _show_to_bodies(copy.graph, {})
     outputs = {info.name: info for info in copy.graph.output}
     for name, (dtype, shape) in (hints or {}).items():
         text = onnx.helper.make_tensor_value_info(name, types.get(name) or dtype, shape)
         outputs[name].CopyFrom(text) if name in outputs else copy.graph.value_info.append(text)
     return copy
+
+
+def _show_to_bodies(graph: onnx.GraphProto, outer: Mapping[str, onnx.TensorProto]) -> None:
+    """Copy integers into the bodies that read them from outside, where inference does not find them."""
+    here = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.INT64}
+    held = {**outer, **{name: tensor for name, tensor in here.items() if not protobuf.is_external(tensor)}}
+    for body in (body for node in graph.node if held for body in protobuf.graphs_of(node)):
+        own = {*(value.name for value in body.input), *(tensor.name for tensor in body.initializer)}
+        own.update(name for node in body.node for name in node.output)
+        read = {name for node in body.node for name in node.input}
+        _show_to_bodies(body, {name: tensor for name, tensor in held.items() if name not in own})
+        body.initializer.extend(held[name] for name in sorted(read & held.keys() - own))
 
 
 def _replace_layouts(model: onnx.ModelProto) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import onnx
 import pytest
@@ -12,8 +14,10 @@ from paths import ROOT
 
 import rnn_lower
 from rnn_lower import api, cli
+from rnn_lower.checking import runners
 from rnn_lower.checking.compare import Comparison, compare
 from rnn_lower.ir import protobuf
+from rnn_lower.sandbox import child_process
 
 HIDDEN = 400
 """The weights are larger than 2 MB."""
@@ -137,6 +141,21 @@ def constant_lengths() -> onnx.ModelProto:
         helper.make_node("Min", ["longer", "two"], ["lengths"]),
     ]
     return with_lengths(nodes, vector(), 8)
+
+
+@pytest.mark.skipif(not child_process.may_fork(), reason="this system cannot fork")
+def test_a_runtime_that_dies_runs_again_with_fewer_optimizations(monkeypatch, caplog):
+    model, _ = build(Case("GRU", 17))
+    lowered, session = rnn_lower.lower(model), runners._session
+
+    def dies(*arguments, **keywords):
+        return os._exit(7) if runners.LEVEL.get() is runners.ALL else session(*arguments, **keywords)
+
+    monkeypatch.setattr(runners, "_session", dies)
+    with caplog.at_level("WARNING", "rnn_lower"):
+        assert rnn_lower.check(model, lowered)
+    assert "crashed (code 7), and ran with fewer optimizations" in caplog.text
+    assert runners.LEVEL.get() is runners.ALL
 
 
 @pytest.mark.parametrize("trips", [5, 2])

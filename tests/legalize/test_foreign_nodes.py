@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import onnx
 import pytest
@@ -203,6 +205,31 @@ def test_a_number_that_adds_axes_is_kept(target, node, shape):
     feeds = {"X": np.array([[1, -2], [-3, 4]], np.float32)}
     lowered = rnn_lower.lower(model, target=target, legalize_all=True)
     close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+
+
+@pytest.mark.parametrize("more", [[], ["Abs"]], ids=str)
+@pytest.mark.parametrize(("low", "high"), [(-100, 100), (0, 1000), (-1000, 0), (-1e4, 50)])
+def test_a_clip_by_reciprocals_at_zero(more, low, high, tmp_path):
+    """The reciprocal of -0 is -infinity; Relu keeps -0 on onnxruntime."""
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'summary = "for a test"\nstatus = "documented"\nsource = "nowhere"\nforms = ["scan"]\n'
+        f"avoid = {json.dumps(['Clip', 'Max', 'Min', *more])}\n",
+        encoding="utf-8",
+    )
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[4,1,2] x) => (float[a,b,c] y, float[d,e,f,g] z)
+        <float low = {{{low}}}, float high = {{{high}}}, float[1,2,2] W = {{1, 2, -3, 4}}, float[1,2,2] R = {{0.5, 0, 0, 1}}> {{
+        y = Clip (x, low, high) z = RNN <hidden_size = 2, clip = 200.0> (x, W, R) }}""")
+    lowered = rnn_lower.lower(model, target=str(path), legalize_all=True)
+    assert not {node.op_type for node in every_node(lowered)} & {"Clip", "Max", "Min"}
+    assert rnn_lower.prove(model, lowered)
+    for numbers in ([0] * 8, [-0.0] * 8, [0, -0.0, 1, -1, 150, -150, 1e5, -1e5]):
+        feeds = {"x": np.array(numbers, np.float32).reshape(4, 1, 2)}
+        close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+    if not more:
+        for node in (node for node in every_node(lowered) if node.op_type == "Abs"):
+            node.op_type = "Identity"
+        assert not rnn_lower.prove(model, lowered)
 
 
 @pytest.mark.parametrize("size", [5, 6, 7])

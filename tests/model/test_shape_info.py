@@ -499,3 +499,15 @@ def test_sizes_of_outputs_elsewhere_stay(caplog):
     model = dynamic(nodes, {"Y": None, "z": [3, 3, 3]}, "GRU")
     assert rnn_lower.lower(model).graph.output == model.graph.output
     assert "declared shape" not in caplog.text
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_bodies_read_integers_from_outside(own):
+    """Unless an own value of the body has the same name."""
+    inner = "axes = Add (other, other) a = Squeeze (x, axes)" if own else "a = Squeeze (x, axes)"
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[3,1,4] x, bool c) => (float[a,b] y)
+        <int64[1] axes = {{1}}, int64[1] other = {{1}}> {{
+        y = If (c) <then_branch = t () => (float[m,n] a) {{ {inner} }}, else_branch = e () => (float[p,q] b) {{ b = Squeeze (x, axes) }}> }}""")
+    held = ir.from_proto(model)
+    shape = shape_info.ShapeInfo(held).verified_shape(held.graph.outputs[0])
+    assert (shape == (3, 4)) != own
