@@ -208,7 +208,7 @@ def test_a_number_that_adds_axes_is_kept(target, node, shape):
 
 
 @pytest.mark.parametrize("more", [[], ["Abs"]], ids=str)
-@pytest.mark.parametrize(("low", "high"), [(-100, 100), (0, 1000), (-1000, 0), (-1e4, 50)])
+@pytest.mark.parametrize(("low", "high"), [(-100, 100), (0, 256), (-512, 0), (-1e4, 50)])
 def test_a_clip_by_reciprocals_at_zero(more, low, high, tmp_path):
     """The reciprocal of -0 is -infinity; Relu keeps -0 on onnxruntime."""
     path = tmp_path / "mine.toml"
