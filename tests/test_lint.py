@@ -492,6 +492,19 @@ def test_softmax_over_several_axes(target, op, opset, axis):
         np.testing.assert_allclose(RUNNERS[target][1](model, feeds)[0], wanted, rtol=0, atol=1e-5)
 
 
+def test_a_node_that_could_be_replaced_changes_no_declaration():
+    """`lower` tries out which nodes `--legalize-all` would replace."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[4,1,3] x, float[4,1,3] z) => (float[4,1,1,3] Y, float[4,1,3] y)
+        <float[1,3,3] W = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9}, int64[1] one = {1}> {
+        Y = RNN <hidden_size = 3> (x, W, W) s = Squeeze (z, one) u = Unsqueeze (s, one) y = Identity (u) }""")
+    lowered = rnn_lower.lower(model, target="horizon-rdk")
+    assert not {value.name for value in lowered.graph.value_info if value.type.tensor_type.HasField("shape")} & {
+        "s",
+        "u",
+    }
+    assert rnn_lower.prove(model, lowered)
+
+
 @pytest.mark.parametrize(("size", "named"), [("T", False), ("?", True), (None, True), (4, False)])
 def test_inputs_of_sizes_without_a_name(size, named):
     model, _ = build(Case("GRU", 17, T=4, N=2, outputs=("Y",)))
