@@ -23,7 +23,7 @@ from rnn_lower.ir.walk import content_key, known_tensor, opset_of, output_names,
 from rnn_lower.lowering.node import OPERATORS, RecurrentNode
 from rnn_lower.modelio import files
 from rnn_lower.proving.model_inputs import required_inputs
-from rnn_lower.proving.report import Proof
+from rnn_lower.proving.report import DIFFERENT, Proof
 from rnn_lower.shapes.declared import can_agree, declaration
 from rnn_lower.targeting.native_refusals import refused_by_onnxruntime
 from rnn_lower.transforms.fold import dead_nodes, is_folded
@@ -179,8 +179,11 @@ class ModelPair:
         return f"{text} (--inputs X.npz with {wanted})"
 
     def unproved(self, proof: Proof | None) -> list[int]:
-        """The nodes that are neither proved nor known to be kept, and that some inputs may reach."""
-        if proof is not None and proof.steps and proof.ok:
+        """The nodes that are neither proved nor known to be kept, and that some inputs may reach.
+
+        None if only the unrolling of loops is out of scope: outputs show it, whose proved nodes replace those in loops.
+        """
+        if proof is not None and proof.steps and _proves_nodes(proof):
             return []
         proved = set() if proof is None else {(node.path, node.outputs) for node in proof.nodes if node.ok}
         there = () if proof is not None and proof.changed else (node for node, _ in recurrent_nodes(self.lowered.model))
@@ -295,6 +298,13 @@ def _moved(array: Any, rng: np.random.Generator) -> Any:
         return array
     eps = float(ml_dtypes.finfo(array.dtype).eps)
     return (array.astype(np.float64) * (1 + eps * rng.choice((-1, 1), array.shape))).astype(array.dtype)
+
+
+def _proves_nodes(proof: Proof) -> bool:
+    """Whether every recurrent node is proved, and nothing is known to differ."""
+    rows = [node for node in proof.nodes if node.op_type in OPERATORS]
+    differs = proof.changed or any(each.verdict == DIFFERENT for each in (*proof.steps, *proof.nodes))
+    return proof.ok or (bool(rows) and all(node.ok for node in rows) and not differs)
 
 
 def _is_same(node: ir.Node, other: ir.Node | None) -> bool:

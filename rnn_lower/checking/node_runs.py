@@ -22,10 +22,7 @@ STEPS = 3
 
 @dataclasses.dataclass(frozen=True)
 class NodeRun:
-    """One run of one node. lengths: the distinct lengths of its rows.
-
-    steps: those of all iterations, if a loop around the node runs it step by step.
-    """
+    """One run of one node. lengths: the distinct lengths of its rows."""
 
     steps: int
     rows: int
@@ -44,7 +41,7 @@ class NodeRuns:
         self._document, self._nodes, self._agree = document, nodes, agree
         self._runs: dict[int, set[NodeRun]] = {}
         self._shown: dict[tuple[int, int], set[NodeRun]] = {}
-        self._last: dict[int, list[NodeRun]] = {}
+        self._last: dict[int, set[NodeRun]] = {}
         self._changed: tuple[int, int] | None = None
         self._run: Run | None = None
 
@@ -55,10 +52,6 @@ class NodeRuns:
             if self._run is None:
                 self._run = open_reference(self._document, number_nodes, reference.operators(self._record))
             results = self._run(feeds)
-            for index, calls in self._last.items():
-                if all(call.steps == 1 for call in calls):
-                    calls[:] = [dataclasses.replace(calls[0], steps=len(calls))]
-                self._runs.setdefault(index, set()).update(calls)
             for index in [index for index in self._last if not self.is_enough(index)]:
                 for direction in range(self._nodes[index].num_directions):
                     self._changed = index, direction
@@ -74,7 +67,8 @@ class NodeRuns:
         batch_first = any(attribute.name == "layout" and attribute.i for attribute in node.attribute)
         steps, rows = x.shape[1 if batch_first else 0], x.shape[0 if batch_first else 1]
         some = (steps,) if lengths is None else tuple(sorted({int(length) for length in lengths}))
-        self._last.setdefault(index, []).append(NodeRun(steps, rows, some))
+        for runs in (self._runs, self._last):
+            runs.setdefault(index, set()).add(NodeRun(steps, rows, some))
         return None
 
     def describe(self, index: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import itertools
 import os
 import threading
@@ -27,10 +26,6 @@ from rnn_lower.transforms.inline import inlined
 
 ORT = f"onnxruntime {onnxruntime.__version__}"
 REFERENCE = "onnx.reference with rnn_lower.proving.reference"
-
-ALL, FEWER = (getattr(onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{name}") for name in ("ALL", "EXTENDED"))
-LEVEL = contextvars.ContextVar("rnn_lower.optimizations", default=ALL)
-"""The optimizations of onnxruntime; without those of layouts, it runs some models that otherwise end the process."""
 
 SECONDS = 600
 """The time limit of one run, because a Loop may never end."""
@@ -132,7 +127,6 @@ def open_reference(
 def _session(model: bytes | str, folder: str | os.PathLike[str] | None = None, threads: int = 0) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    options.graph_optimization_level = LEVEL.get()
     options.intra_op_num_threads = threads
     if folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.fspath(folder))

@@ -27,7 +27,7 @@ from rnn_lower.checking.samples import Feeds
 from rnn_lower.errors import RnnLowerError, one_line
 from rnn_lower.ir import protobuf
 from rnn_lower.modelio.document import Document
-from rnn_lower.shapes.fixed_dims import axis_name, fix_proto_dims
+from rnn_lower.shapes.fixed_dims import axis_name, declared_shapes, fix_proto_dims, free_dims
 from rnn_lower.targeting import TARGETS
 
 Runner = Callable[[onnx.ModelProto, Feeds], list[Any]]
@@ -213,20 +213,25 @@ class Runtime:
 
     def __init__(self, name: str, document: Document) -> None:
         self._runner, self._document, self.refusal = RUNNERS[name][1], document, ""
-        self._as_it_is = name.partition("@")[0] in FREE
+        has_free_sizes = any(free_dims(declared_shapes(document.model)))
+        self._as_it_is = has_free_sizes and name.partition("@")[0] in FREE
 
     def __call__(self, feeds: Feeds) -> list[Any]:
-        model, why = self._document.embedded(), ""
+        if self._as_it_is:
+            try:
+                return self._run(feeds)
+            except Exception as error:  # runtimes raise exceptions of any type
+                results, self.refusal = self._run(feeds, fixed=True), one_line(error)
+                self._as_it_is = False
+                return results
+        return self._run(feeds, fixed=True)
+
+    def _run(self, feeds: Feeds, fixed: bool = False) -> list[Any]:
+        model = self._document.embedded()
         names = {tensor.name for tensor in model.graph.initializer}
         protobuf.remove_if(model.graph.input, lambda value: value.name in names)  # keep only the defaults
         inputs = {value.name: feeds[value.name] for value in model.graph.input}
-        if self._as_it_is:
-            try:
-                return self._runner(model, inputs)
-            except Exception as error:  # runtimes raise exceptions of any type
-                why = one_line(error)
-        fix_proto_dims(model, {axis_name(key, axis): n for key, a in inputs.items() for axis, n in enumerate(a.shape)})
-        results = self._runner(model, inputs)
-        if self._as_it_is:
-            self._as_it_is, self.refusal = False, why
-        return results
+        sizes = {axis_name(key, axis): n for key, array in inputs.items() for axis, n in enumerate(array.shape)}
+        if fixed:
+            fix_proto_dims(model, sizes)
+        return self._runner(model, inputs)

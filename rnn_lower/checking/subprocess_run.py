@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from rnn_lower.checking import runtimes
-from rnn_lower.checking.runners import ALL, FEWER, LEVEL, ORT
+from rnn_lower.checking.runners import ORT
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.sandbox import child_process
-
-logger = logging.getLogger("rnn_lower")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,14 +27,6 @@ def run_guarded(model: Any, on: str | None, function: Callable[P, R], *arguments
     try:
         return child_process.run_in_subprocess(function, *arguments, **keywords)
     except child_process.Ended as end:
-        if on is None and LEVEL.get() is ALL:
-            token = LEVEL.set(FEWER)
-            try:
-                result = run_guarded(model, on, function, *arguments, **keywords)
-                logger.warning("%s crashed (%s), and ran with fewer optimizations (ORT_ENABLE_EXTENDED)", ORT, end)
-                return result
-            finally:
-                LEVEL.reset(token)
         name = f"{os.fspath(model)}: " if isinstance(model, (str, os.PathLike)) else ""
         text = f"the process that ran the original or the lowered model on {on or ORT} crashed ({end})"
         raise RnnLowerError(f"{name}{text}; --prove without --check, and rnn-lower prove, need no runtime") from None

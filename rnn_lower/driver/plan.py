@@ -52,6 +52,10 @@ MASKING = ("Where", "Less", "Greater", "Range")
 """Operators that are needed only if sequence_lens is unknown before run time."""
 
 
+QUANTIZING = ("DynamicQuantizeLinear", "MatMulInteger", "QuantizeLinear")
+"""Operators that only a quantized node needs."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Site:
     """A recurrent node with its location, and the form that is planned for it."""
@@ -323,7 +327,7 @@ class Plan:
         lengths = site.node.inputs.get("sequence_lens")
         if error.op_type in MASKING and lengths is not None and known(lengths) is None:
             message += "; make sequence_lens a constant, or remove it if every sequence has full length"
-        if site.node.is_quantized and not self._options.dequantize:
+        if error.op_type in QUANTIZING and site.node.is_quantized:
             return UnsupportedError(f"{message}; add --dequantize, which computes with the weights as floats")
         forms = tuple(name for name in self._target.forms_for(site.node, site.scope.opset) if name != site.form)
         if not forms:

@@ -32,9 +32,11 @@ PARTIAL = (
 
 FINITE = frozenset({
     *ELEMENTWISE, *DATA_MOVEMENT, *MEASURING, "AveragePool", "BatchNormalization", "Constant", "ConstantOfShape",
-    "Conv", "ConvTranspose", "DequantizeLinear", "Einsum", "GatherElements", "GatherND", "Gemm",
-    "GlobalAveragePool", "GlobalMaxPool", "GRU", "If", "InstanceNormalization", "LayerNormalization", "Loop",
-    "LSTM", "MatMul", "MaxPool", "Pad", "Range", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Resize",
-    "RNN", "Scan", "Softmax", "Tile",
-}) - {*PARTIAL, "Cast", "CastLike"}  # fmt: skip
+    "Conv", "ConvTranspose", "CumSum", "DepthToSpace", "DequantizeLinear", "Dropout", "Einsum", "GatherElements",
+    "GatherND", "Gemm", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "GRU", "Hardmax", "If",
+    "InstanceNormalization", "LayerNormalization", "LogSoftmax", "Loop", "LpPool", "LRN", "LSTM", "MatMul",
+    "MaxPool", "OneHot", "Pad", "Range", "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin",
+    "ReduceSum", "ReduceSumSquare", "Resize", "RNN", "Scan", "ScatterElements", "ScatterND", "Softmax",
+    "SpaceToDepth", "Tile", "TopK", "Trilu",
+}) - {*PARTIAL, "CastLike"}  # fmt: skip
 """Operators that make finite numbers of finite numbers, if sums and products do not overflow."""

@@ -14,7 +14,6 @@ from rnn_lower.builder.versions import input_names
 FREE = ("Constant",)
 """Operators that every runtime supports: they contain the weights of graphs without initializers."""
 
-
 FIRST_ONE_AXIS = 13
 """The first opset in which Softmax, LogSoftmax and Hardmax compute over one axis."""
 
@@ -170,9 +169,10 @@ def _matrix_ranks(limit: bool, use: NodeView) -> Iterator[str]:
 
 def _last_axis(limit: bool, use: NodeView) -> Iterator[str]:
     shape, axis = use.inputs[0].shape if use.inputs and use.inputs[0] else None, use.attribute("axis")
-    ends = (-1,) if shape is None else (-1, len(shape) - 1)
-    if limit and use.opset < FIRST_ONE_AXIS and (1 if axis is None else axis) not in ends:
-        yield f"this node of opset {use.opset} computes over several axes"
+    first = 1 if axis is None else axis
+    others = [None] if shape is None else shape[first % len(shape) + 1 :] if shape else []
+    if limit and use.opset < FIRST_ONE_AXIS and first != -1 and any(size != 1 for size in others):
+        yield f"at opset {use.opset}, this node may compute over several axes; convert the model (--opset 13)"
 
 
 def _strided_padding(limit: bool, use: NodeView) -> Iterator[str]:

@@ -246,7 +246,7 @@ class _Legalizer:
         for old, new in zip(node.outputs, values, strict=True):
             old.replace_all_uses_with(new, replace_graph_outputs=True)
             self._replaced[old] = new
-            if new.graph is not None:  # a value of the model, which declares what it did
+            if new.graph is not None:  # a value of the model keeps its own declaration
                 continue
             if new.type is None:
                 new.type = old.type

@@ -18,12 +18,12 @@ from rnn_lower.builder.constants import Constant, filled, negate
 from rnn_lower.builder.graph_builder import Operand
 from rnn_lower.builder.scalar_functions import EQUATIONS
 from rnn_lower.builder.versions import BROADCASTS_BY_RULE, CLIP_TAKES_DOUBLE, MAX_BROADCASTS
+from rnn_lower.ir.padding import pads_of
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, schema_of
 from rnn_lower.ir.traits import FINITE
-from rnn_lower.ir.walk import NODE_MARK, consumed_values
+from rnn_lower.ir.walk import NODE_MARK, constant, consumed_values
 from rnn_lower.legalize import data_movement
 from rnn_lower.legalize.call import Call, Pattern, PatternBuilder, Results, result_sizes
-from rnn_lower.options import OP_TYPES
 
 NEAR = 128.0
 """The maximum width of a Clip that becomes Relu nodes, which round to the last place of the width."""
@@ -160,7 +160,7 @@ def _where_by_sum(b: PatternBuilder, call: Call) -> Results:
     """m x + (1 - m) y; NaN and infinity of the operand that is not selected reach the result."""
     mask, chosen, otherwise = call.inputs
     is_own = NODE_MARK in call.node.metadata_props
-    if not b.is_float(chosen) or not all(_is_finite(operand, is_own) for operand in (chosen, otherwise)):
+    if not b.is_float(chosen) or not all(_is_finite(b, operand, is_own) for operand in (chosen, otherwise)):
         return None
     numbers = b.cast(mask, ir.DataType.BOOL, b.dtype, "mask")
     selected = None if _is_number(b, chosen, 0.0, otherwise) else b.mul(numbers, chosen)
@@ -168,7 +168,7 @@ def _where_by_sum(b: PatternBuilder, call: Call) -> Results:
     return None if selected is None and rest is None else [b.add(selected, rest, call.name)]
 
 
-def _is_finite(operand: Operand, is_own: bool) -> bool:
+def _is_finite(b: PatternBuilder, operand: Operand, is_own: bool) -> bool:
     """Whether an operand has no NaN or infinity, such as masked scores, if the inputs of the model have none.
 
     is_own: whether lowering emitted the node; then it reads only activations and states.
@@ -176,23 +176,32 @@ def _is_finite(operand: Operand, is_own: bool) -> bool:
     if isinstance(operand, Constant):
         return bool(np.isfinite(operand.load().astype(np.float64)).all())
     waiting: list[ir.Value] = [] if is_own or operand is None else [operand]
-    seen = set[ir.Node]()
+    seen = set[ir.Value]()
     while waiting:
-        node = waiting.pop().producer()
-        if node is None or node in seen:
+        value = waiting.pop()
+        dtype, node, array = b.info(value).dtype, value.producer(), constant(value)
+        if value in seen or (dtype is not None and not dtype.is_floating_point()):
             continue
-        if not _keeps_finite(node):
+        seen.add(value)
+        if array is not None and not np.isfinite(array.astype(np.float64)).all():
             return False
-        seen.add(node)
-        waiting += consumed_values(node) if node.op_type not in OP_TYPES else ()
+        if node is None or array is not None:
+            continue
+        if not _keeps_finite(b, node):
+            return False
+        waiting += consumed_values(node)
     return True
 
 
-def _keeps_finite(node: ir.Node) -> bool:
-    """Whether a node makes finite numbers of finite numbers."""
+def _keeps_finite(b: PatternBuilder, node: ir.Node) -> bool:
+    """Whether a node makes finite numbers of finite numbers, if sums and products do not overflow."""
     if node.op_type == "Cast":
-        dtype = ir.DataType(node.attributes.get_int("to", 0))
-        return not dtype.is_floating_point() or dtype.bitwidth >= 32  # float16 ends at 65504
+        source, goal = (b.info(value).dtype for value in (node.inputs[0], node.outputs[0]))
+        if source is None or goal is None or source == goal:
+            return source is not None
+        return goal.bitwidth >= 32 and not (source.is_floating_point() and source.bitwidth > goal.bitwidth)
+    if node.attributes.get_float("epsilon", 1.0) == 0.0:  # nothing keeps a variance of 0 apart from a division by it
+        return False
     return node.domain in DEFAULT_DOMAINS and node.op_type in FINITE
 
 
@@ -325,14 +334,20 @@ def _explicit_pads(b: PatternBuilder, call: Call) -> Results:
     if not mode.startswith("SAME") or sizes is None or not kernel or held.get("ceil_mode") or len(call.names) > 1:
         return None
     steps = held.get("strides", [1] * len(kernel))
-    totals = [
-        (-(-size // step) - 1) * step + width - size for size, width, step in zip(sizes[2:], kernel, steps, strict=True)
-    ]
-    if min(totals) < 0 or max(held.get("dilations", [1])) > 1:  # on which runtimes differ
+    if not len(kernel) == len(steps) == len(sizes) - 2 or max(held.get("dilations", [1])) > 1:
         return None
-    less, more = [total // 2 for total in totals], [total - total // 2 for total in totals]
-    pads = [*less, *more] if mode == "SAME_UPPER" else [*more, *less]
-    return [b.op(call.op_type, *call.inputs, name=call.name, **held, pads=pads)]
+    pads = pads_of(sizes[2:], kernel, steps, None, mode)
+    if min(map(sum, pads)) < 0:  # on which runtimes differ
+        return None
+    return [
+        b.op(
+            call.op_type,
+            *call.inputs,
+            name=call.name,
+            **held,
+            pads=[n for side in zip(*pads, strict=True) for n in side],
+        )
+    ]
 
 
 # -- bodies -----------------------------------------------------------------------------------------------------------

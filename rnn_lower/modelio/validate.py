@@ -166,8 +166,7 @@ def _graph(graph: protobuf.Holder, path: str, around: Around, folder: Path | Non
     outside = outputs - provided - made
     if outside and around:
         raise InvalidNodeError(f"{path} does not compute its output '{min(outside)}'")
-    free = outside.union(*map(protobuf.names_read_by, graph.node)) - provided - made - {""}
-    if free and not around:
+    if not around and (free := outside.union(*map(protobuf.names_read_by, graph.node)) - provided - made - {""}):
         raise InvalidNodeError(f"{path} uses '{min(free)}', which is not defined")
     return in_order
 

@@ -3,7 +3,7 @@
     min(max(x, low), high)                              Clip, for a runtime that lacks it
     high - max(0, high - low - max(0, x - low))         Clip, for a runtime that has neither Min nor Max
     below(x, high) - below(-x, -low)                    Clip of doubles before opset 8, with
-    below(x, l) = 1 / (max(0, 1 / max(0, x) - 1 / l) + 1 / l)
+    below(x, l) = 1 / (max(0, 1 / |max(0, x)| - 1 / l) + 1 / l)
     1 / (e^-x + 1)                                      sigmoid, for a runtime that has neither it nor tanh
     tanh(clip(x, -l, l)) with l >= 20                   tanh, because 1 is the nearest float and double beyond 20
 
@@ -125,7 +125,7 @@ def _sum(node: ir.Node, limits: Collection[float]) -> tuple[ir.Value, float, flo
 
 
 def _positive(value: ir.Value | None, limit: float | None) -> ir.Value | None:
-    """x if a value is max(0, x) and, unless the limit is 0 and nobody divides by it, never -0; else None."""
+    """x if a value is max(0, x), else None; -0 is allowed only if the limit is 0, where no division follows."""
     inner = _absolute(value)
     return _above_zero(value if inner is None and limit == 0.0 else inner)
 
@@ -135,8 +135,9 @@ def _absolute(value: ir.Value | None) -> ir.Value | None:
     node = _producer(value, "Abs", "Add")
     if node is None or node.op_type == "Abs":
         return _operand(node)
-    x, mirrored = sorted(map(_above_zero, node.inputs), key=lambda side: _minus(side) is not None)
-    return x if x is not None and _bare(_minus(mirrored)) is _bare(x) else None
+    first, second = map(_above_zero, node.inputs)
+    pairs = ((first, second), (second, first))
+    return next((x for x, minus in pairs if x is not None and _bare(_minus(minus)) is _bare(x)), None)
 
 
 def _above_zero(value: ir.Value | None) -> ir.Value | None:

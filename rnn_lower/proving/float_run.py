@@ -24,7 +24,8 @@ from rnn_lower.proving.reference import FLOATS, OPERATORS
 from rnn_lower.transforms.evaluate import evaluator
 
 TOLERANCE, LEAST, AMPLIFIED = 1e-3, 1e-6, 1000
-"""Of the largest value of a unit, of all values up to 1, and of the difference between float32 and float64."""
+"""The tolerated shares of the largest value of a unit, of the largest of all values or of 1, whichever is smaller, and
+of the difference between float32 and float64."""
 
 TINY = 1e-30
 """Below this, functions in float32 lose digits, because they divide by numbers near the largest float."""
@@ -111,8 +112,8 @@ def confirmed(differ: Callable[[], str]) -> str:
 def difference(actual: Array, exact: Array, rounded: Array, by_unit: bool = False) -> str:
     """What keeps an array from being a rounding of the exact values, or "". rounded: one such rounding.
 
-    The tolerance is relative to the largest value of each index of the last axis, so that large numbers hide no
-    difference in other units.  by_unit: no other unit counts; otherwise, the scale is at least that of most of them.
+    The tolerance is relative to the largest value of each index of the last axis, so that a few large units hide no
+    difference in the others.  by_unit: no other unit counts; otherwise, the scale is at least that of most of them.
     """
     with np.errstate(all="ignore"):
         is_finite = np.isfinite(exact.astype(actual.dtype)) & np.isfinite(rounded.astype(actual.dtype))
@@ -124,17 +125,18 @@ def difference(actual: Array, exact: Array, rounded: Array, by_unit: bool = Fals
         np.abs(array).max(axis=tuple(range(exact.ndim - 1)), initial=0)
         for array in (exact, rounded - exact, found - exact)
     )
-    usual = min(
-        float(sizes.max(initial=0)), 1.0 if by_unit else max(1.0, float(np.median(sizes)) if sizes.size else 0.0)
-    )
-    least = max(2 * float(kind.smallest_subnormal), TINY) + LEAST * usual + AMPLIFIED * amplified
+    median = 0.0 if by_unit or not sizes.size else float(np.median(sizes))
+    usual, units = min(float(sizes.max(initial=0)), max(1.0, median)), float(kind.eps) / float(np.finfo(np.float32).eps)
+    least = max(2 * float(kind.smallest_subnormal), TINY) + LEAST * usual + max(AMPLIFIED, units) * amplified
     least += max(TOLERANCE, 8 * float(kind.eps)) * (sizes if by_unit else np.maximum(sizes, usual))
     return "" if np.all(error <= least) else f"differs by {float(error.max()):.2g}"
 
 
 def difference_of_outputs(actual: Array, wanted: Array) -> str:
     """What keeps an output from being a rounding of the same output of another model, or ""."""
+    if actual.shape != wanted.shape:
+        return f"has shape {list(actual.shape)} instead of {list(wanted.shape)}"
     if wanted.dtype.kind in "fV":
         return difference(actual, wanted, wanted)
-    is_rounding = actual.shape == wanted.shape and (not wanted.size or np.mean(actual != wanted) <= ROUNDED)
+    is_rounding = not wanted.size or np.mean(actual != wanted) <= ROUNDED
     return "" if is_rounding else OTHER_INTEGERS

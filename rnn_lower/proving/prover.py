@@ -86,6 +86,8 @@ def _prove(
             return functools.reduce(lambda proof, step: _with_step(proof, step, points, seed, deadline), steps, proof)
         if best is None or _faults(proof) < _faults(best):
             best = proof
+        if time.thread_time() > deadline:
+            break
     assert best is not None
     return best
 

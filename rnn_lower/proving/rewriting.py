@@ -46,20 +46,30 @@ def rewritings(
 ) -> Iterator[tuple[Document, list[Step]]]:  # fmt: skip
     """What lowering may have made of the original before it replaced nodes, and in which steps; the likeliest first.
 
-    Raises ConversionError if the original cannot be converted to the opset of the lowered model.
+    Raises RnnLowerError if no plan is possible, for example if the original cannot be converted to the opset of the
+    lowered model.
     """
-    error, found = None, False
+    error, found, attempts = None, False, list[Document]()
+
+    def raised_once(document: Document, sizes: Dims | None) -> Document:
+        assert raised is not None
+        attempts.extend([] if attempts else [raised(document, sizes)])
+        return attempts[0]
+
     for plan in _plans(source, lowered):
         if RAISING in plan and raised is None:
             continue
         try:
             with unlogged():  # lowering logged this already
-                result = rewritten(source, lowered, plan, raised)
-        except ConversionError as failure:  # folding may remove the node that cannot be converted
+                document, steps = rewritten(source, lowered, plan, raised_once)
+        except RnnLowerError as failure:  # folding may remove the node that cannot be converted
+            if not found and not isinstance(failure, ConversionError):
+                raise
             error = failure
         else:
             found = True
-            yield result
+            if (RAISING in plan) == any(step.what == RAISING for step in steps):
+                yield document, steps
     if error is not None and not found:
         raise error
 

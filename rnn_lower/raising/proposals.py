@@ -11,6 +11,7 @@ import onnx_ir as ir
 from rnn_lower.ir.schemas import LOOPS
 from rnn_lower.ir.traits import MEASURING
 from rnn_lower.ir.walk import NODE_MARK, constant, get_attribute, known_tensor
+from rnn_lower.options import QUANTIZED
 from rnn_lower.proving.program import read_by
 from rnn_lower.raising.algebra import FUNCTIONS, Algebra, NoGuessError, Sum, same
 from rnn_lower.raising.guess import Cell, cells, masks, unmasked
@@ -57,7 +58,8 @@ def regions(model: ir.Model) -> Iterator[Region]:
         elif node.op_type in LOOPS and node.domain == "" and "body" in node.attributes:
             yield Region(node.name or str(node.outputs[0].name), (node,), _results(model.graph, [node]))
     for name, nodes in groups.items():
-        op_type = nodes[0].metadata_props.get("rnn_lower.op", "").removeprefix("DynamicQuantize")
+        op_type = nodes[0].metadata_props.get("rnn_lower.op", "")
+        op_type = "LSTM" if op_type == QUANTIZED else op_type  # if it was dequantized
         yield Region(name, tuple(nodes), _results(model.graph, nodes), op_type)
 
 

@@ -367,7 +367,8 @@ def _constant_states(directions: Sequence[Direction]) -> tuple[Constant, ...]:
     kinds = zip(*(direction.initial for direction in directions), strict=True)
     arrays = [[None if value is None else constant(value) for value in kind] for kind in kinds]
     known = [[array for array in kind if array is not None] for kind in arrays]
-    if [*map(len, known)] != [*map(len, arrays)] or not any(array.any() for kind in known for array in kind):
+    shapes = [{None if array is None else array.shape for array in kind} for kind in arrays]
+    if any(None in each or len(each) > 1 for each in shapes) or not any(a.any() for kind in known for a in kind):
         return ()
     axis = 1 if directions[0].batch_first else 0
     return tuple(from_tensor(ir.tensor(np.stack(kind, axis), name="initial_state")) for kind in known)

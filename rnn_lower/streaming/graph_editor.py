@@ -175,10 +175,9 @@ class GraphEditor:
 
     def check_sizes(self, owner: str, shape: Sequence[Size]) -> None:
         if any(symbol not in self.symbols for dim in shape for symbol in dim.of):
-            raised = ", or replace the loop with a recurrent node (--raise-loops)" if owner.startswith("Scan") else ""
             raise UnsupportedError(
                 f"{owner}: the size of its state cannot be computed from the sizes of the inputs; set the input"
-                f" sizes (--dim NAME=SIZE){raised}"
+                " sizes (--dim NAME=SIZE), or replace loops with recurrent nodes (--raise-loops)"
             )
 
     def add_input(self, name: str, dtype: ir.DataType, shape: tuple[Size, ...]) -> ir.Value:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from onnx.reference.op_run import OpRun
 
-Pads = list[tuple[int, int]]
+from rnn_lower.ir.padding import Pads, pads_of
 
 EVERYTHING = (slice(None), slice(None))
 """Slices for the batch and the channels."""
@@ -20,16 +20,6 @@ EVERYTHING = (slice(None), slice(None))
 
 Find = Callable[..., Any]
 """Return the windows of an array; see `windows_of`."""
-
-
-def pads_of(sizes: Sequence[int], extents: Sequence[int], strides: Sequence[int], pads: Any, auto_pad: Any) -> Pads:
-    """The padding before and after each axis, negative to drop elements. extents: of a window, with its dilation."""
-    if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        sums = [(-(-n // s) - 1) * s + r - n for n, r, s in zip(sizes, extents, strides, strict=True)]
-        before = [int((n + (auto_pad == "SAME_LOWER")) / 2) for n in sums]
-        return [(n, total - n) for n, total in zip(before, sums, strict=True)]
-    numbers = [0] * 2 * len(sizes) if pads is None or auto_pad == "VALID" else list(pads)
-    return list(zip(numbers[: len(sizes)], numbers[len(sizes) :], strict=True))
 
 
 def padded(x: Any, pads: Pads, fill: Any) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import onnx
 import pytest
@@ -14,10 +12,8 @@ from paths import ROOT
 
 import rnn_lower
 from rnn_lower import api, cli
-from rnn_lower.checking import runners
 from rnn_lower.checking.compare import Comparison, compare
 from rnn_lower.ir import protobuf
-from rnn_lower.sandbox import child_process
 
 HIDDEN = 400
 """The weights are larger than 2 MB."""
@@ -143,36 +139,45 @@ def constant_lengths() -> onnx.ModelProto:
     return with_lengths(nodes, vector(), 8)
 
 
-@pytest.mark.skipif(not child_process.may_fork(), reason="this system cannot fork")
-def test_a_runtime_that_dies_runs_again_with_fewer_optimizations(monkeypatch, caplog):
-    model, _ = build(Case("GRU", 17))
-    lowered, session = rnn_lower.lower(model), runners._session
-
-    def dies(*arguments, **keywords):
-        return os._exit(7) if runners.LEVEL.get() is runners.ALL else session(*arguments, **keywords)
-
-    monkeypatch.setattr(runners, "_session", dies)
-    with caplog.at_level("WARNING", "rnn_lower"):
-        assert rnn_lower.check(model, lowered)
-    assert "crashed (code 7), and ran with fewer optimizations" in caplog.text
-    assert runners.LEVEL.get() is runners.ALL
-
-
-@pytest.mark.parametrize("trips", [5, 2])
-def test_the_steps_of_a_loop_around_a_node_count(trips):
-    """A decoder runs its cell once in each iteration."""
-    body = """b (int64 i, bool c, float[1,1,4] h, float[1,1,4] x) => (bool c, float[1,1,4] new, float[1,1,4] next)
-        { all, new = GRU <hidden_size = 4> (x, W, R, , , h) s = Softmax <axis = 2> (new)
-          at = ArgMax <axis = 2, keepdims = 0> (s) row = Gather (table, at) next = Add (row, new) }"""
-    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[1,1,4] start, float[1,1,4] h0)
-        => (float[1,1,4] h) <int64 n = {{{trips}}}, bool on = {{1}}> {{ h, last = Loop (n, on, h0, start) <body = {body}> }}""")
+def test_nodes_of_an_unrolled_loop_are_those_that_are_proved():
+    """A decoder of beams: the proof does not follow the Gather of states, and each run of the cell has one step."""
+    body = """b (int64 i, bool c, float[1,2,4] h, float[1,2,4] x) => (bool c, float[1,2,4] new, float[1,2,4] next)
+        { all, last = GRU <hidden_size = 4> (x, W, R, , , h) s = ReduceSum <keepdims = 0> (last, ends)
+          best, order = TopK (s, two) new = Gather <axis = 1> (last, order) next = Tanh (new) }"""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[1,2,4] start, float[1,2,4] h0)
+        => (float[1,2,4] h) <int64 n = {{5}}, bool on = {{1}}, int64[2] ends = {{0, 2}}, int64[1] two = {{2}}> {{
+        h, last = Loop (n, on, h0, start) <body = {body}> }}""")
     rng = np.random.default_rng(0)
-    for name, shape in (("W", (1, 12, 4)), ("R", (1, 12, 4)), ("table", (4, 4))):
-        tensor = numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
-        model.graph.initializer.append(tensor)
+    for name in ("W", "R"):
+        array = rng.standard_normal((1, 12, 4)).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
     lowered = rnn_lower.lower(model, loops=True)
-    assert not any(node.op_type == "Loop" for node in lowered.graph.node)
-    assert check_by_running(model, lowered).ok == (trips >= 3)
+    assert not rnn_lower.prove(model, lowered)
+    report = rnn_lower.check(model, lowered)
+    assert report, report.verdict
+    assert len(report.proved) == 5
+    gate = next(node for node in lowered.graph.node if node.op_type == "Sigmoid")
+    gate.op_type = "Tanh"
+    assert not rnn_lower.check(model, lowered)
+
+
+def test_independent_steps_of_a_loop_are_no_test_of_a_recurrence():
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[5,T,1,4] x, float[1,1,4] h) => (float[5,1,1,4] y)
+        { y = Scan <num_scan_inputs = 1, body = b (float[T,1,4] part) => (float[1,1,4] last)
+          { all, last = GRU <hidden_size = 4> (part, W, R, , , h) }> (x) }""")
+    rng = np.random.default_rng(0)
+    for name in ("W", "R"):
+        array = rng.standard_normal((1, 12, 4)).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    lowered = rnn_lower.lower(model)
+    outer = next(node for node in lowered.graph.node if node.op_type == "Scan").attribute
+    inner = next(node for node in next(each.g for each in outer if each.name == "body").node if node.op_type == "Scan")
+    body = next(each.g for each in inner.attribute if each.name == "body")
+    body.node.append(helper.make_node("Identity", [body.input[0].name], ["kept"]))
+    body.output[0].name = "kept"
+    feeds = {"x": rng.standard_normal((5, 1, 1, 4)), "h": rng.standard_normal((1, 1, 4))}
+    report = check_by_running(model, lowered, inputs={name: array.astype(np.float32) for name, array in feeds.items()})
+    assert not report
 
 
 def test_nothing_is_compared_where_rows_never_differ():

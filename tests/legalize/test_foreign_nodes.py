@@ -170,21 +170,41 @@ def test_legalization_beside_lengths_that_floats_decide_is_proved():
 
 
 @pytest.mark.parametrize(("unselected", "number"), [
-    ("d = Sub (X, k) e = Mod <fmod = 1> (X, d)", 3), ("d = Sub (X, k) e = my.F (d)", 3),
+    ("d = Sub (X, k) e = Mod <fmod = 1> (X, d)", 3), ("d = Sub (X, k) e = my.F (d)", 3), ("e = Add (X, low)", 3),
     ("h = Cast <to = 10> (X) e = Cast <to = 1> (h)", 70000), ("d = Mul (X, X) e = Cosh (d)", 200),
-    ("d = Sub (X, k) e = Reciprocal (d)", 3), ("d = Mul (X, X) e = ReduceSumSquare <axes = [1], keepdims = 1> (d)", 1e15),
-    ("e = Sub (X, k)", 3), ("h = Cast <to = 11> (X) e = Cast <to = 1> (h)", 3), ("d = MatMul (X, w) e = Tanh (d)", 3),
+    ("d = Sub (X, k) e = Reciprocal (d)", 3), ("d = Pad (X, pads, low) e = Slice (d, zeros, twos)", 3),
+    ("d = Sub (X, k) l = Log (d) n = Unsqueeze (l, zero) a, f = GRU <hidden_size = 2> (n, v, v) e = Squeeze (f, zero)", 3),
+    ("e = LayerNormalization <epsilon = 0.0> (X, scale)", 3),
 ])  # fmt: skip
 def test_a_where_that_keeps_nan_out_is_no_sum(unselected, number):
     """NaN and infinity of the operand that is not selected would reach a sum."""
-    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17, "my" : 1]> g (float[2,2] X) => (float[2,2] y)
-        <float k = {{3}}, float[2,2] w = {{1, 2, 3, 4}}> {{ {unselected} m = Less (X, k) y = Where (m, e, k) }}
-        <domain: "my", opset_import: ["" : 17]> F (x) => (y) {{ y = Reciprocal (x) }}""")
+    model, lowered = legalized_where(unselected)
     feeds = {"X": np.full((2, 2), number, np.float32)}
-    lowered = rnn_lower.lower(model, target="aidge", legalize_all=True)
     close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
-    is_finite = unselected.startswith("e = Sub") or "11" in unselected or "Tanh" in unselected
-    assert ("Where" in {node.op_type for node in lowered.graph.node}) != is_finite
+    assert "Where" in {node.op_type for node in lowered.graph.node}
+
+
+@pytest.mark.parametrize("unselected", [
+    "e = Sub (X, k)", "h = Cast <to = 11> (X) e = Mul (X, k)", "d = MatMul (X, w) e = Tanh (d)", "e = LogSoftmax (X)",
+    "a, at = TopK (X, one) e = GatherElements <axis = 1> (X, at)", "e = CumSum (X, one_scalar)", "e = Trilu (X)",
+    "e = LayerNormalization (X, scale)", "e, q = Dropout (X)",
+])  # fmt: skip
+def test_a_where_of_finite_numbers_is_a_sum(unselected):
+    model, lowered = legalized_where(unselected)
+    feeds = {"X": np.array([[1, 2], [3, 4]], np.float32)}
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+    assert "Where" not in {node.op_type for node in lowered.graph.node}
+
+
+def legalized_where(unselected: str) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+    """A model that chooses e, which these nodes compute, where X < 3, and its form for a target without Where."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17, "my" : 1]> g (float[2,2] X) => (float[2,2] y)
+        <float k = {{3}}, float[2,2] w = {{1, 2, 3, 4}}, float low = {{-inf}}, int64[4] pads = {{0, 0, 0, 1}},
+         int64[2] zeros = {{0, 0}}, int64[2] twos = {{2, 2}}, int64[1] zero = {{0}}, int64[1] one = {{1}},
+         int64 one_scalar = {{1}}, float[1,6,2] v = {{1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3}}, float[2] scale = {{1, 2}}> {{
+        {unselected} m = Less (X, k) y = Where (m, e, k) }}
+        <domain: "my", opset_import: ["" : 17]> F (x) => (y) {{ y = Reciprocal (x) }}""")
+    return model, rnn_lower.lower(model, target="aidge", legalize_all=True)
 
 
 @pytest.mark.parametrize("target", ["aidge", "horizon-rdk", "portable", "k230"])
