@@ -20,8 +20,11 @@ from rnn_lower.options import OP_TYPES
 from rnn_lower.targeting import TARGETS
 
 NEVER_EMITTED = (
-    "ConcatFromSequence", "LpPool", "ReverseSequence", "SequenceAt", "SequenceConstruct", "SequenceEmpty",
-    "SequenceErase", "SequenceInsert", "SequenceLength", "SplitToSequence",
+    "Bernoulli", "CenterCropPad", "Col2Im", "ConcatFromSequence", "CumProd", "Det", "GlobalLpPool", "LpPool",
+    "MaxRoiPool", "MaxUnpool", "MeanVarianceNormalization", "MelWeightMatrix", "NegativeLogLikelihoodLoss",
+    "Optional", "OptionalGetElement", "OptionalHasElement", "ReverseSequence", "RoiAlign", "RotaryEmbedding", "STFT",
+    "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength",
+    "SequenceMap", "SoftmaxCrossEntropyLoss", "SplitToSequence", "StringNormalizer", "TfIdfVectorizer", "Unique",
 )  # fmt: skip
 """Operators of other nodes that targets avoid; lowering never emits them."""
 
