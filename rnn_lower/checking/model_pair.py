@@ -181,7 +181,8 @@ class ModelPair:
     def unproved(self, proof: Proof | None) -> list[int]:
         """The nodes that are neither proved nor known to be kept, and that some inputs may reach.
 
-        None if only the unrolling of loops is out of scope: outputs show it, whose proved nodes replace those in loops.
+        Nodes in loops that were unrolled count as proved if their copies are: the outputs show whether the unrolling is
+        right, even if it is out of scope for the proof.
         """
         if proof is not None and proof.steps and _proves_nodes(proof):
             return []

@@ -206,7 +206,7 @@ def open_runtime(name: str, document: Document) -> Runtime:
 
 
 class Runtime:
-    """Runs one model as it is, or, where the runtime cannot, with fixed sizes.
+    """Runs one model with its free sizes, or, if the runtime cannot, with those of the inputs.
 
     refusal: why it cannot, or "".
     """
@@ -214,24 +214,24 @@ class Runtime:
     def __init__(self, name: str, document: Document) -> None:
         self._runner, self._document, self.refusal = RUNNERS[name][1], document, ""
         has_free_sizes = any(free_dims(declared_shapes(document.model)))
-        self._as_it_is = has_free_sizes and name.partition("@")[0] in FREE
+        self._fixes = not has_free_sizes or name.partition("@")[0] not in FREE
 
     def __call__(self, feeds: Feeds) -> list[Any]:
-        if self._as_it_is:
-            try:
-                return self._run(feeds)
-            except Exception as error:  # runtimes raise exceptions of any type
-                results, self.refusal = self._run(feeds, fixed=True), one_line(error)
-                self._as_it_is = False
-                return results
-        return self._run(feeds, fixed=True)
+        if self._fixes:
+            return self._run(feeds, fixed=True)
+        try:
+            return self._run(feeds, fixed=False)
+        except Exception as error:  # runtimes raise exceptions of any type
+            results = self._run(feeds, fixed=True)
+            self._fixes, self.refusal = True, one_line(error)
+            return results
 
-    def _run(self, feeds: Feeds, fixed: bool = False) -> list[Any]:
+    def _run(self, feeds: Feeds, fixed: bool) -> list[Any]:
         model = self._document.embedded()
         names = {tensor.name for tensor in model.graph.initializer}
         protobuf.remove_if(model.graph.input, lambda value: value.name in names)  # keep only the defaults
         inputs = {value.name: feeds[value.name] for value in model.graph.input}
-        sizes = {axis_name(key, axis): n for key, array in inputs.items() for axis, n in enumerate(array.shape)}
         if fixed:
-            fix_proto_dims(model, sizes)
+            axes = ((name, axis, size) for name, array in inputs.items() for axis, size in enumerate(array.shape))
+            fix_proto_dims(model, {axis_name(name, axis): size for name, axis, size in axes})
         return self._runner(model, inputs)

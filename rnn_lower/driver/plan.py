@@ -51,7 +51,6 @@ logger = logging.getLogger("rnn_lower")
 MASKING = ("Where", "Less", "Greater", "Range")
 """Operators that are needed only if sequence_lens is unknown before run time."""
 
-
 QUANTIZING = ("DynamicQuantizeLinear", "MatMulInteger", "QuantizeLinear")
 """Operators that only a quantized node needs."""
 

@@ -64,11 +64,8 @@ def _minus_by_neg(b: PatternBuilder, call: Call) -> Results:
 def _minus_by_sub(b: PatternBuilder, call: Call) -> Results:
     """0 - x; for x = 0 the result is 0 instead of -0."""
     left, right = call.inputs
-    return (
-        [b.op("Sub", b.scalar(0.0), left, name=call.name)]
-        if _is_number(b, right, -1.0, left) and b.opset >= 7
-        else None
-    )
+    is_minus = b.opset >= BROADCASTS_BY_RULE and _is_number(b, right, -1.0, left)
+    return [b.op("Sub", b.scalar(0.0), left, name=call.name)] if is_minus else None
 
 
 def _div_by_reciprocal(b: PatternBuilder, call: Call) -> Results:
@@ -179,17 +176,18 @@ def _is_finite(b: PatternBuilder, operand: Operand, is_own: bool) -> bool:
     seen = set[ir.Value]()
     while waiting:
         value = waiting.pop()
-        dtype, node, array = b.info(value).dtype, value.producer(), constant(value)
+        dtype = b.info(value).dtype
         if value in seen or (dtype is not None and not dtype.is_floating_point()):
             continue
         seen.add(value)
-        if array is not None and not np.isfinite(array.astype(np.float64)).all():
-            return False
-        if node is None or array is not None:
-            continue
-        if not _keeps_finite(b, node):
-            return False
-        waiting += consumed_values(node)
+        node, array = value.producer(), constant(value)
+        if array is not None:
+            if not np.isfinite(array.astype(np.float64)).all():
+                return False
+        elif node is not None:
+            if not _keeps_finite(b, node):
+                return False
+            waiting += consumed_values(node)
     return True
 
 
@@ -200,7 +198,7 @@ def _keeps_finite(b: PatternBuilder, node: ir.Node) -> bool:
         if source is None or goal is None or source == goal:
             return source is not None
         return goal.bitwidth >= 32 and not (source.is_floating_point() and source.bitwidth > goal.bitwidth)
-    if node.attributes.get_float("epsilon", 1.0) == 0.0:  # nothing keeps a variance of 0 apart from a division by it
+    if node.attributes.get_float("epsilon", 1.0) == 0.0:  # a variance of 0 would be a divisor
         return False
     return node.domain in DEFAULT_DOMAINS and node.op_type in FINITE
 
@@ -339,15 +337,8 @@ def _explicit_pads(b: PatternBuilder, call: Call) -> Results:
     pads = pads_of(sizes[2:], kernel, steps, None, mode)
     if min(map(sum, pads)) < 0:  # on which runtimes differ
         return None
-    return [
-        b.op(
-            call.op_type,
-            *call.inputs,
-            name=call.name,
-            **held,
-            pads=[n for side in zip(*pads, strict=True) for n in side],
-        )
-    ]
+    held["pads"] = [count for side in zip(*pads, strict=True) for count in side]
+    return [b.op(call.op_type, *call.inputs, name=call.name, **held)]
 
 
 # -- bodies -----------------------------------------------------------------------------------------------------------

@@ -29,7 +29,6 @@ _ELEMENT_TYPES = set(onnx.TensorProto.DataType.values())
 MOST_EXPANDED = 1 << 22
 """The most nodes of a model whose functions are inlined; runtimes inline them, too."""
 
-
 DEEPEST = 100
 """The most functions that call one another; the limit of onnxruntime."""
 

@@ -126,8 +126,9 @@ def difference(actual: Array, exact: Array, rounded: Array, by_unit: bool = Fals
         for array in (exact, rounded - exact, found - exact)
     )
     median = 0.0 if by_unit or not sizes.size else float(np.median(sizes))
-    usual, units = min(float(sizes.max(initial=0)), max(1.0, median)), float(kind.eps) / float(np.finfo(np.float32).eps)
-    least = max(2 * float(kind.smallest_subnormal), TINY) + LEAST * usual + max(AMPLIFIED, units) * amplified
+    usual = min(float(sizes.max(initial=0)), max(1.0, median))
+    coarser = float(kind.eps) / float(np.finfo(np.float32).eps)  # than the rounding that was measured
+    least = max(2 * float(kind.smallest_subnormal), TINY) + LEAST * usual + max(AMPLIFIED, coarser) * amplified
     least += max(TOLERANCE, 8 * float(kind.eps)) * (sizes if by_unit else np.maximum(sizes, usual))
     return "" if np.all(error <= least) else f"differs by {float(error.max()):.2g}"
 

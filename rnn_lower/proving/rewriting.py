@@ -7,6 +7,7 @@ only which steps to do.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 
 from rnn_lower.driver.legalize_rest import LEGALIZED, legalize_as
@@ -49,19 +50,14 @@ def rewritings(
     Raises RnnLowerError if no plan is possible, for example if the original cannot be converted to the opset of the
     lowered model.
     """
-    error, found, attempts = None, False, list[Document]()
-
-    def raised_once(document: Document, sizes: Dims | None) -> Document:
-        assert raised is not None
-        attempts.extend([] if attempts else [raised(document, sizes)])
-        return attempts[0]
-
+    error, found = None, False
+    attempt = None if raised is None else functools.cache(lambda: raised(source, _sizes_of(lowered, source)))
     for plan in _plans(source, lowered):
         if RAISING in plan and raised is None:
             continue
         try:
             with unlogged():  # lowering logged this already
-                document, steps = rewritten(source, lowered, plan, raised_once)
+                document, steps = rewritten(source, lowered, plan, attempt)
         except RnnLowerError as failure:  # folding may remove the node that cannot be converted
             if not found and not isinstance(failure, ConversionError):
                 raise
@@ -101,13 +97,16 @@ def _legalized(document: Document) -> list[str]:
 
 
 def rewritten(
-    source: Document, lowered: Document, plan: tuple[str, ...] = (), raised: Raise | None = None
+    source: Document, lowered: Document, plan: tuple[str, ...] = (), raised: Callable[[], Document] | None = None
 ) -> tuple[Document, list[Step]]:  # fmt: skip
-    """The original after the steps of a plan, its conversion and its legalization, and these steps."""
+    """The original after the steps of a plan, its conversion and its legalization, and these steps.
+
+    raised: the original with its sizes fixed and its loops raised.
+    """
     sizes, steps = _sizes_of(lowered, source), list[Step]()
     result = source.copied().fixed(sizes) if sizes else source
     if RAISING in plan and raised is not None:
-        source, sizes = raised(source, sizes), None
+        source, sizes = raised(), None
         steps.append(Step(RAISING, result, source))
         result = source
     if FOLDING in plan or UNROLLING in plan:

@@ -364,14 +364,14 @@ def _own_wirings(
 
 def _constant_states(directions: Sequence[Direction]) -> tuple[Constant, ...]:
     """The initial states of all directions, if they are constants other than 0."""
-    kinds = zip(*(direction.initial for direction in directions), strict=True)
-    arrays = [[None if value is None else constant(value) for value in kind] for kind in kinds]
-    known = [[array for array in kind if array is not None] for kind in arrays]
-    shapes = [{None if array is None else array.shape for array in kind} for kind in arrays]
-    if any(None in each or len(each) > 1 for each in shapes) or not any(a.any() for kind in known for a in kind):
-        return ()
-    axis = 1 if directions[0].batch_first else 0
-    return tuple(from_tensor(ir.tensor(np.stack(kind, axis), name="initial_state")) for kind in known)
+    axis, states = 1 if directions[0].batch_first else 0, list[np.ndarray]()
+    for kind in zip(*(direction.initial for direction in directions), strict=True):
+        arrays = [array for value in kind if (array := constant(value)) is not None]
+        if len(arrays) < len(kind) or len({array.shape for array in arrays}) > 1:
+            return ()
+        states.append(np.stack(arrays, axis))
+    is_zero = not any(state.any() for state in states)
+    return () if is_zero else tuple(from_tensor(ir.tensor(state, name="initial_state")) for state in states)
 
 
 def _loop_wirings(region: Region, direction: Direction, values: Mapping[str, ir.Value]) -> Iterator[_Wiring]:

@@ -989,7 +989,7 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("target without a batch size", requested("--target", "opencv", "--dim", "T=5", dynamic=True), "needs a known batch size")
     yield Bad("target without captured weights", changed(computed_weights, "--target", "openvino", "--form", "scan"), "does not support a Scan whose weights are computed or cast outside of its body; use --form loop or --form unroll")
     for opset in (0, -1, NEWEST + 1, 3000):
-        yield Bad(f"opset {opset} asked for", requested("--opset", opset), f"opset {opset} {newest}")
+        yield Bad(f"opset {opset} requested", requested("--opset", opset), f"opset {opset} {newest}")
     yield Bad("opset no number", requested("--opset", "latest"), "argument --opset: invalid int value: 'latest'", "--opset")
     yield Bad("operator too new", with_node("Celu", ["X"], "--opset", 9), "opset 14 -> 9: Celu 'further': the operator does not exist at the new opset")
     yield Bad("Scan of opset 8", changed(old_scan, "--opset", 17, opset=8), "opset 8 -> 17: Scan 'scan': at opset 8, the inputs and outputs of a Scan have an additional batch axis")
