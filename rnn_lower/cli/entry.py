@@ -33,13 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     interrupted, 3: an error of rnn_lower itself; from 2 on with one line on stderr.
     """
     defer()
-    # A proof has many small products; on busy cores, threads that wait for each other take 20 times as long for them.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    atexit.register(gc.freeze)  # skips the final garbage collection, a quarter of the time for 1,000 nodes
-    if sys.stderr is None:  # closed by the caller
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper):  # stdout may be unable to encode names of nodes and files
-        sys.stdout.reconfigure(errors="backslashreplace")
+    _set_up_process()
     parser = make_parser(COMMANDS)
     _complete(parser)
     try:
@@ -86,6 +80,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         notes.buffer.clear()
         logging.basicConfig(handlers=[], force=True)  # removes ours, which write to the stderr of this call
         COMMAND_LINE.reset(token)
+
+
+def _set_up_process() -> None:
+    # A proof has many small products; on busy cores, threads that wait for each other take 20 times as long for them.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # From version 1.29 on, onnxruntime would send names and hashes of the models that it runs.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    atexit.register(gc.freeze)  # skips the final garbage collection, a quarter of the time for 1,000 nodes
+    if sys.stderr is None:  # closed by the caller
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):  # stdout may be unable to encode names of nodes and files
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _log_to_stderr(arguments: argparse.Namespace) -> logging.handlers.MemoryHandler:

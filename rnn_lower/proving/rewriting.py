@@ -14,8 +14,9 @@ from rnn_lower.driver.legalize_rest import LEGALIZED, legalize_as
 from rnn_lower.driver.lower_pass import prepared
 from rnn_lower.driver.suggestions import unlogged
 from rnn_lower.errors import ConversionError, RnnLowerError
-from rnn_lower.ir.walk import NODE_MARK, count_nodes, nodes, opset_of, output_names
+from rnn_lower.ir.walk import NODE_MARK, count_nodes, nodes, opset_of, output_names, recurrent_nodes
 from rnn_lower.loops.model import MARK, describe, loops
+from rnn_lower.lowering.node import display_name
 from rnn_lower.modelio.document import Document
 from rnn_lower.opset.convert import converted
 from rnn_lower.options import Dims, Options
@@ -81,9 +82,17 @@ def _plans(source: Document, lowered: Document) -> list[tuple[str, ...]]:
     plans += [(FOLDING,)] if folds else []
     if folds and gone:
         plans = [*unrolling, *plans] if unrolled else [*plans, *unrolling]
-    if any(loops(source.model)) or _marks(source, NODE_MARK):  # a raised loop may have been lowered to one again
+    if _may_be_raised(source, lowered):
         plans += [(RAISING, *plan) for plan in plans]
     return plans
+
+
+def _may_be_raised(source: Document, lowered: Document) -> bool:
+    """Whether loops of the original may have become recurrent nodes of the lowered model, or were lowered as such."""
+    if _marks(source, NODE_MARK):  # a raised loop may have been lowered to one again
+        return True
+    names = {display_name(node) for node, _ in recurrent_nodes(lowered.model)} | _marks(lowered, NODE_MARK)
+    return any(loops(source.model)) and not names <= {display_name(node) for node, _ in recurrent_nodes(source.model)}
 
 
 def _marks(document: Document, key: str) -> set[str]:

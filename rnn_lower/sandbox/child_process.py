@@ -133,9 +133,17 @@ def _work(work: Callable[[], bytes], reader: int, writer: int) -> None:
     signal.signal(STOP, signal.default_int_handler)
     memory.limit_to_available()
     unblock_signals(signal.valid_signals())
+    _without_telemetry()
     with os.fdopen(writer, "wb") as pipe:
         pipe.write(work() + _DONE)
     _flush()
+
+
+def _without_telemetry() -> None:
+    """From version 1.29 on, a thread of onnxruntime sends events, and may have held a lock when the parent forked."""
+    onnxruntime = sys.modules.get("onnxruntime.capi._pybind_state")  # "onnxruntime" may be there, but not loaded yet
+    if onnxruntime is not None:
+        onnxruntime.disable_telemetry_events()
 
 
 def _flush() -> None:

@@ -112,6 +112,28 @@ def test_sessions_of_the_parent_are_left_alone():
     assert rnn_lower.check(model, rnn_lower.lower(model)).ok
 
 
+@alone
+def test_children_send_no_events_of_onnxruntime(monkeypatch):
+    """A lock of the thread that sends them would never be free in a child."""
+    calls: list[str] = []
+    monkeypatch.setattr(onnxruntime.capi._pybind_state, "disable_telemetry_events", lambda: calls.append("off"))
+    assert child_process.run_in_subprocess(lambda: calls) == ["off"]
+    assert calls == []
+
+
+def test_the_command_line_keeps_no_events_of_onnxruntime(tmp_path):
+    """onnxruntime keeps the events that it will send in a folder of the user's cache."""
+    model, _ = build(Case("GRU", 14, T=5))
+    path = tmp_path / "a.onnx"
+    path.write_bytes(model.SerializeToString())
+    switches = ("CI", "ORT_DISABLE_TELEMETRY", "ORT_RUNNING_UNIT_TESTS", "GITHUB_ACTIONS")
+    folders = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment = {name: value for name, value in os.environ.items() if name not in switches} | folders
+    command = [sys.executable, "-m", "rnn_lower", "lower", str(path), "-o", str(tmp_path / "b.onnx"), "--check"]
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["a.onnx", "b.onnx"]
+
+
 SCRIPT = """
 import pathlib, signal, sys, tempfile, time
 from rnn_lower.sandbox import child_process
