@@ -55,6 +55,8 @@ class Call:
     opset: int
     read: set[str] = dataclasses.field(default_factory=set)
     """Names of the attributes that were read."""
+    dtype: ir.DataType = ir.DataType.FLOAT
+    """The element type of the operands, as far as it is known."""
 
     def __getitem__(self, index: int) -> Array:
         operand = self.optional(index)
@@ -101,6 +103,14 @@ class Call:
     def number(self, name: str, default: float) -> Array:
         """The exact image of a float attribute."""
         return self.field.number(float(np.float32(self.attribute(name, default))))
+
+    def factor(self, name: str, default: float) -> Array:
+        """The image of a float attribute as a constant of the element type, as which a graph may compute with it."""
+        exact = np.float32(self.attribute(name, default))
+        number = exact.astype(self.dtype.numpy())
+        if self.node.op_type == "ThresholdedRelu" and number > exact:  # its own element would no longer be above
+            number = np.nextafter(number, -np.inf, dtype=number.dtype)
+        return self.field.number(float(number))
 
     def real(self, index: int) -> Array:
         operand = self[index]

@@ -82,7 +82,7 @@ def _unary(real: Callable[[Field, Array], Array], whole: Callable[..., Any]) -> 
 def _activation(name: str, alpha: float = 0.0, beta: float = 0.0) -> Operator:
     """Return an activation operator with the defaults of its attributes."""
     scalar = scalar_functions.SCALARS[name]
-    return lambda call: scalar(call.field, call.real(0), call.number("alpha", alpha), call.number("beta", beta))
+    return lambda call: scalar(call.field, call.real(0), call.factor("alpha", alpha), call.factor("beta", beta))
 
 
 def _function(name: str) -> Operator:

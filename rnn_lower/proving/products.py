@@ -33,7 +33,7 @@ def _gemm(call: Call) -> Array:
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
         raise WrongError(f"{call.label} has operands of incompatible shapes {a.shape} and {b.shape}")
     field = call.field
-    alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
+    alpha, beta = call.factor("alpha", 1.0), call.factor("beta", 1.0)
     product = field.multiply(alpha, field.matmul(a, b))
     if call.optional(2) is None:
         return product

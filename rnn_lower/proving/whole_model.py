@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from rnn_lower.ir.walk import NODE_MARK, opset_of, recurrent_nodes, values
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proving import equations
-from rnn_lower.proving.call import OutOfScopeError, cast_type, known
+from rnn_lower.proving.call import Call, OutOfScopeError, cast_type, known
 from rnn_lower.proving.constant_inputs import content
 from rnn_lower.proving.element_types import is_exact
 from rnn_lower.proving.field import Array, Field
@@ -101,6 +102,12 @@ class ModelInterpreter(Interpreter):
     def _results(self, node: ir.Node) -> Sequence[Array]:
         own = node.domain in DEFAULT_DOMAINS and node.op_type in OP_TYPES
         return self._recurrent(node) if own else super()._results(node)
+
+    def _compute(self, call: Call) -> Sequence[Array]:
+        x = call.node.inputs[0] if call.node.inputs else None
+        dtype = None if x is None else self._document.dtype_of(x)
+        is_narrow = dtype is not None and dtype.is_floating_point() and dtype.bitwidth == 16
+        return super()._compute(dataclasses.replace(call, dtype=dtype) if is_narrow else call)
 
     def _content(self, value: ir.Value | None, array: Array) -> np.ndarray | None:
         """The numbers of a value, if they are known."""

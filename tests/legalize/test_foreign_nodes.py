@@ -207,6 +207,24 @@ def legalized_where(unselected: str) -> tuple[onnx.ModelProto, onnx.ModelProto]:
     return model, rnn_lower.lower(model, target="aidge", legalize_all=True)
 
 
+@pytest.mark.parametrize("target", ["portable", "rknn", "k230", "onnx2torch"])
+@pytest.mark.parametrize("node", [
+    "HardSigmoid <alpha = 0.16666667> (x)", "LeakyRelu <alpha = 0.1> (x)", "Elu <alpha = 0.3> (x)",
+    "ThresholdedRelu <alpha = 0.3> (x)", "ThresholdedRelu <alpha = 0.1> (x)",  # rounded up, and down
+    "Gemm <alpha = 0.3, beta = 0.7> (x, x, x)",
+])  # fmt: skip
+def test_attributes_of_narrow_floats(node, target):
+    """A constant of float16 replaces an attribute of float32; no element of float16 may change its side of a limit."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float16[4,4] x) => (float16[4,4] y)
+        {{ y = {node} }}""")
+    limits = np.array([0.1, 0.3], np.float16)
+    near = np.concatenate([limits, -limits, np.nextafter(limits, np.float16(1)), np.nextafter(limits, np.float16(0))])
+    feeds = {"x": np.concatenate([near, 4 * near]).reshape(4, 4)}
+    lowered = rnn_lower.lower(model, target=target, legalize_all=True)
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds), 2e-3)
+    assert rnn_lower.prove(model, lowered)
+
+
 @pytest.mark.parametrize("target", ["aidge", "horizon-rdk", "portable", "k230"])
 @pytest.mark.parametrize("node", ["Where (m, one_zero, X)", "Where (m, X, one_zero)", "Mul (X, minus)"])
 @pytest.mark.parametrize("shape", [[], [1], [1, 1], [1, 1, 1]], ids=str)
