@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from rnn_lower.checking import guard, runtimes
 from rnn_lower.checking.runners import ORT, REFERENCE, Run, open_onnxruntime, open_reference
-from rnn_lower.checking.samples import Feeds, first_result
+from rnn_lower.checking.samples import Feeds, NoInputsError, first_result
 from rnn_lower.driver.plan import inlined_document, read_document
 from rnn_lower.errors import RnnLowerError, one_line
 from rnn_lower.ir.schemas import FIRST_TODAY
@@ -118,10 +118,10 @@ class ModelPair:
             feeds, expected, _ = run
             return all(map(_is_finite, expected)) or not all(map(_is_finite, feeds.values()))
 
-        found = first_result(candidates, both, OriginalFails, is_useful)
-        if isinstance(found, str):
-            raise RnnLowerError(f"{_named(self._original_path)}{self._why_not(found)}")
-        return found
+        try:
+            return first_result(candidates, both, OriginalFails, is_useful)
+        except NoInputsError as error:
+            raise RnnLowerError(f"{_named(self._original_path)}{self._why_not(str(error))}") from None
 
     def results(self, feeds: Feeds, agree: Agree) -> tuple[list[Any], list[Any]]:
         """The results of both. Raises OriginalFails if the original does not run or, where both differ, must not.

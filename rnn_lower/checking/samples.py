@@ -87,13 +87,18 @@ class _Plan:
     positive: bool = False
 
 
+class NoInputsError(Exception):
+    """A model runs with none of the sampled inputs; the text is its first error."""
+
+
 def first_result(
     candidates: Iterable[Feeds], run: Callable[[Feeds], T], failure: type[Exception],
     is_useful: Callable[[T], bool] = lambda _: True,
-) -> T | str:  # fmt: skip
-    """The first useful result of `run`, otherwise the first one, or why it fails with all candidates.
+) -> T:  # fmt: skip
+    """The first useful result of `run`, otherwise the first one.
 
     failure: the exception that it raises for inputs that the model does not accept.
+    Raises NoInputsError if it fails with all candidates.
     """
     why, useless = "", list[T]()
     for feeds in candidates:
@@ -105,7 +110,9 @@ def first_result(
         if is_useful(result):
             return result
         useless = useless or [result]
-    return useless[0] if useless else why
+    if not useless:
+        raise NoInputsError(why)
+    return useless[0]
 
 
 class Samples:

@@ -106,8 +106,9 @@ class ModelInterpreter(Interpreter):
     def _compute(self, call: Call) -> Sequence[Array]:
         x = call.node.inputs[0] if call.node.inputs else None
         dtype = None if x is None else self._document.dtype_of(x)
-        is_narrow = dtype is not None and dtype.is_floating_point() and dtype.bitwidth == 16
-        return super()._compute(dataclasses.replace(call, dtype=dtype) if is_narrow else call)
+        if dtype is not None and dtype.is_floating_point() and dtype.bitwidth == 16:
+            call = dataclasses.replace(call, dtype=dtype)
+        return super()._compute(call)
 
     def _content(self, value: ir.Value | None, array: Array) -> np.ndarray | None:
         """The numbers of a value, if they are known."""

@@ -13,7 +13,7 @@ import numpy as np
 from rnn_lower.checking.compare import Comparison, has_content
 from rnn_lower.checking.model_pair import ModelPair, OriginalFails
 from rnn_lower.checking.runners import ORT
-from rnn_lower.checking.samples import first_result
+from rnn_lower.checking.samples import NoInputsError, first_result
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
@@ -68,7 +68,7 @@ def check_streaming(
                 compare(calls, index, comparison)
         for index, trial in enumerate(chunked.long_trials() if plan.inputs else (), runs):
             compare(functools.partial(_in_chunks, chunked, index, trial, judge, runner), index, comparison)
-    except WholeFailsError as error:
+    except NoInputsError as error:
         whole = "new" if whole_is_new else "original"
         remedy = "" if whole_is_new else f"; {SET_SIZES}"
         raise RnnLowerError(f"the {whole} model does not run with the sampled inputs: {error}{remedy}") from None
@@ -94,10 +94,6 @@ def check_streaming(
     )  # fmt: skip
 
 
-class WholeFailsError(Exception):
-    """The model on whole sequences does not run with any sampled inputs."""
-
-
 def compare(draw: Callable[[int], list[Compared]], number: int, comparison: Comparison) -> None:
     """Add the results of `draw` for inputs with this number.
 
@@ -106,7 +102,7 @@ def compare(draw: Callable[[int], list[Compared]], number: int, comparison: Comp
     """
     results = draw(number)
     if not all(comparison.agrees(*each) for each in results) and not any(itertools.starmap(_differ, results)):
-        with contextlib.suppress(WholeFailsError):
+        with contextlib.suppress(NoInputsError):
             others = draw(number + OTHERS)
             results = others if others and all(comparison.agrees(*each) for each in others) else results
     for each in results:
@@ -131,12 +127,13 @@ def _in_chunks(
         return feeds, results
 
     candidates = chunked.samples(number, trial.steps, judge.nodes)
-    sampled = first_result(candidates, whole_run, OriginalFails, lambda run: has_content(run[1]))
-    if isinstance(sampled, str) and trial.is_long:
-        return []
-    if isinstance(sampled, str):
-        raise WholeFailsError(sampled)
-    (feeds, results), names, compared = sampled, list(chunked.plan.outputs), list[Compared]()
+    try:
+        feeds, results = first_result(candidates, whole_run, OriginalFails, lambda run: has_content(run[1]))
+    except NoInputsError:
+        if trial.is_long:
+            return []
+        raise
+    names, compared = list(chunked.plan.outputs), list[Compared]()
     whole = dict(zip(judge.output_names, results, strict=True))
     for lengths in chunked.chunkings(feeds, index, trial):
         session = StreamingSession(chunked.made, run=runner.original_results)
@@ -157,10 +154,8 @@ def _in_calls(
 ) -> list[Compared]:
     """The results of consecutive runs, the first of them with the original, which forgets its states after each run."""
     candidates = chunked.samples(number, 0)
-    sampled = first_result(candidates, lambda feeds: (feeds, judge.original_results(feeds)), OriginalFails)
-    if isinstance(sampled, str):
-        raise WholeFailsError(sampled)
-    (feeds, expected), names, compared = sampled, list(chunked.plan.outputs), list[Compared]()
+    feeds, expected = first_result(candidates, lambda feeds: (feeds, judge.original_results(feeds)), OriginalFails)
+    names, compared = list(chunked.plan.outputs), list[Compared]()
     sessions = [StreamingSession(pair.original, run=pair.original_results) for pair in (fused, runner)]
     for chunk in chunked.calls(feeds, number):
         wanted, results = ([session.run(chunk)[name] for name in names] for session in sessions)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx
 
-from rnn_lower.checking.samples import first_result
+from rnn_lower.checking.samples import NoInputsError, first_result
 from rnn_lower.driver.plan import inlined_document
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.modelio.document import Document
@@ -160,11 +160,12 @@ def _difference(runs: ChunkedRuns, index: int, field: Field, models: Sequence[Mo
     """The first difference between chunks and the whole sequence, or None; some runs of point 0 are long."""
     trials = [Trial(runs.remembered + MORE, (1, 2, 3), mixed=1), *(runs.long_trials() if index == 0 else ())]
     for trial in trials:
-        feeds = _sampled(runs, index, trial.steps, field, models[0])
-        if isinstance(feeds, str) and trial.is_long:
-            continue
-        if isinstance(feeds, str):
-            raise _not_sampled(feeds)
+        try:
+            feeds = _sampled(runs, index, trial.steps, field, models[0])
+        except NoInputsError as error:
+            if trial.is_long:
+                continue
+            raise _not_sampled(error) from None
         if why := _difference_of_chunks(runs, field, models[1], feeds, runs.chunkings(feeds[0], index, trial)):
             return why
         if not trial.is_long and (why := _late(runs, field, models[0], *feeds)):
@@ -176,8 +177,8 @@ def _difference(runs: ChunkedRuns, index: int, field: Field, models: Sequence[Mo
 
 def _sampled(
     runs: ChunkedRuns, index: int, steps: int, field: Field, original: ModelInterpreter
-) -> tuple[Feeds, Feeds] | str:  # fmt: skip
-    """Random inputs of `steps` steps and the outputs of the original, or why it does not run."""
+) -> tuple[Feeds, Feeds]:  # fmt: skip
+    """Random inputs of `steps` steps and the outputs of the original. Raises NoInputsError if it does not run."""
     listed = {value.name for value in runs.made.proto.graph.input}
     drawn = overrides(field, runs.original.model, np.random.default_rng([runs.seed, index])) if index % 2 else {}
     instead = {name: array for name, array in drawn.items() if name in listed and array.dtype == np.uint64}
@@ -269,9 +270,10 @@ def _difference_of_calls(runs: ChunkedRuns, index: int, field: Field, models: Se
         original.outputs(_random_elements(field, feeds))
         return feeds
 
-    sampled = first_result(runs.samples(index, 0), one_run, WrongError)
-    if isinstance(sampled, str):
-        raise _not_sampled(sampled)
+    try:
+        sampled = first_result(runs.samples(index, 0), one_run, WrongError)
+    except NoInputsError as error:
+        raise _not_sampled(error) from None
     original.held = {}
     session = _session(runs, field, streaming)
     for number, feeds in enumerate(runs.calls(sampled, index)):
@@ -293,7 +295,7 @@ def _difference_of_calls(runs: ChunkedRuns, index: int, field: Field, models: Se
     return None
 
 
-def _not_sampled(why: str) -> OutOfScopeError:
+def _not_sampled(why: NoInputsError) -> OutOfScopeError:
     return OutOfScopeError(f"the original model cannot be evaluated with sampled inputs: {why}; {SET_SIZES}")
 
 
