@@ -198,7 +198,7 @@ class Document:
         """Write the changes of the view back to the protobuf, and return it.
 
         dims: sizes that were fixed.  keep: maps each new weight to the tensor to write.
-        Raises UnsupportedError if protobuf could not read the result because of its depth.
+        Raises UnsupportedError if the result would be invalid because of its depth.
         """
         nesting = self.check_nesting()
         self.__dict__.pop("outline", None)  # it is outdated, and large
@@ -212,6 +212,10 @@ class Document:
             raise RnnLowerError(f"the lowered model cannot be serialized: {error.__cause__ or error}") from None
         self._write_imports()
         self._write_metadata()
+        try:
+            validate.check_functions(self.proto)
+        except RnnLowerError as error:  # a function for a node is one more level
+            raise UnsupportedError(f"the lowered model would not be valid: {error}; drop --as-function") from None
         if nesting > DEEP and not _is_readable(self.proto):
             raise _too_deep("no other form helps, because form unroll already has the fewest nested graphs")
         return self.proto

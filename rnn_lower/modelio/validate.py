@@ -55,7 +55,7 @@ def check(model: onnx.ModelProto, folder: Path | None) -> bool:
         check_imports((entry.domain, entry.version) for entry in holder.opset_import)
     for tensor in protobuf.tensors(model):
         protobuf.check_data(tensor, folder)
-    _check_functions(model)
+    check_functions(model)
     in_order = True
     functions = [(f"function {f.domain}.{f.name}", f, f.opset_import) for f in model.functions]
     for path, holder, imports in [("main graph", model.graph, model.opset_import), *functions]:
@@ -72,7 +72,8 @@ def check_imports(imports: Iterable[tuple[str, int]]) -> None:
         raise RnnLowerError(f"{text}, but runtimes use only the last entry of opset_import; remove the others")
 
 
-def _check_functions(model: onnx.ModelProto) -> None:
+def check_functions(model: onnx.ModelProto) -> None:
+    """Raise RnnLowerError for functions that are no valid functions, or call each other too deeply."""
     keys = [(f.domain, f.name, f.overload) for f in model.functions]
     for domain, name, _ in keys:
         if domain in DEFAULT_DOMAINS and onnx.defs.has(name):

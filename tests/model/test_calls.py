@@ -272,3 +272,24 @@ def test_functions_that_expand_without_end_are_refused():
     model.graph.node.append(helper.make_node("level_39", ["X"], ["unread"], domain="own"))
     with pytest.raises(rnn_lower.RnnLowerError, match="expand to"):
         rnn_lower.lower(model)
+
+
+@pytest.mark.parametrize("depth", [99, 100])
+def test_a_function_for_a_node_may_be_one_level_too_deep(depth):
+    """onnxruntime runs functions that call each other to a depth of 100."""
+    model, feeds = build(Case("GRU", 17, place="function"))
+    inner = model.functions[0]
+    for index in range(1, depth):
+        outer = copy.deepcopy(inner)
+        del outer.node[:]
+        outer.name = f"F{index}"
+        name = inner.name if index == 1 else f"F{index - 1}"
+        outer.node.append(helper.make_node(name, list(inner.input), list(inner.output), domain=inner.domain))
+        outer.opset_import.append(helper.make_opsetid(inner.domain, 1))
+        model.functions.append(outer)
+    next(node for node in model.graph.node if node.domain == inner.domain).op_type = f"F{depth - 1}"
+    wanted = run_onnxruntime(model, feeds)
+    if depth == 100:
+        with pytest.raises(rnn_lower.UnsupportedError, match="to a depth of 101; the limit is 100; drop as_function"):
+            rnn_lower.lower(model, as_function=True)
+    close(run_onnxruntime(rnn_lower.lower(model, as_function=depth < 100), feeds), wanted)
