@@ -131,7 +131,26 @@ def changes(original: Any, lowered: Any) -> list[str]:
 
 def _changes_beside_nodes(before: Document, after: Document) -> list[str]:
     """The differences between two models outside their recurrent nodes."""
-    return model_diff.only_recurrent_nodes_changed((before.proto, before.folder), (after.proto, after.folder))
+    messages = model_diff.only_recurrent_nodes_changed((before.proto, before.folder), (after.proto, after.folder))
+    return [*messages, *dict.fromkeys(_rebound_names(before.model, after.model))]
+
+
+def _rebound_names(before: ir.Model, after: ir.Model) -> Iterator[str]:
+    """The names that nodes of both models read, but that refer to values of graphs which do not correspond."""
+    pairs = list(_pairs(before, after))
+    paired = {_plain(old.graph): _plain(new.graph) for old, new in pairs}
+    for old, new in pairs:
+        there = {output_names(node): node.inputs for node in new.graph}
+        reads = [(node.inputs, there.get(output_names(node), ())) for node in old.graph]
+        for a, b in (pair for values in (*reads, (old.graph.outputs, new.graph.outputs)) for pair in zip(*values)):
+            if a is not None and b is not None and a.name == b.name:
+                if paired.get(_plain(owner_of(a))) is not _plain(owner_of(b)):
+                    yield f"{new.path}: '{a.name}' now refers to a value of another graph"
+
+
+def _plain(graph: Graph | None) -> ir.Graph | None:
+    """The graph of a function, which its inputs have as their owner, or the graph itself."""
+    return graph.graph if isinstance(graph, ir.Function) else graph
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper
 import rnn_lower
 from rnn_lower.driver.legalize_rest import LEGALIZED
 from rnn_lower.ir.protobuf import holders
+from rnn_lower.ir.walk import is_emitted
 from rnn_lower.proving.model_diff import only_recurrent_nodes_changed
 
 
@@ -684,3 +685,40 @@ def test_a_step_that_cannot_be_done_is_told(target):
     proof = rnn_lower.prove(model, lowered)
     assert not proof.ok
     assert "this step fails now" in proof.changed[0]
+
+
+@pytest.mark.parametrize("outer", ["Neg (q)", "LSTM <hidden_size = 2> (X, W2, R)"])
+@pytest.mark.parametrize("reader", ["Add (Y, Y)", "Relu (Y)", "If (c) <then_branch = t () => (r) { r = Exp (Y) }, else_branch = e () => (r) { r = Tanh (Y) }>"])  # fmt: skip
+@pytest.mark.parametrize("unknown", [False, True])
+def test_a_name_does_not_move_to_a_value_of_another_graph(outer, reader, unknown):
+    """Without the node of the branch, its reader would read the value that the main graph gives the same name."""
+    weights = ",".join(str(index % 5 / 4 - 0.5) for index in range(24))
+    more = "SimplifiedLayerNormalization (q, one)" if unknown else "Abs (q)"  # which only onnxruntime knows
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[3,2,3] X, float[3,1,2,2] q, bool c) => (float[3,1,2,2] out, float[3,1,2,2] Y, float[3,1,2,2] n)
+        <float[1,8,3] W = {{{weights}}}, float[1,8,3] W2 = {{{weights.replace("0.5", "0.3")}}},
+         float[1,8,2] R = {{{",".join(weights.split(",")[:16])}}}, float[2] one = {{1, 1}}> {{
+        out = If (c) <then_branch = yes () => (r) {{ Y = LSTM <hidden_size = 2> (X, W, R) r = {reader} }},
+                      else_branch = no () => (r) {{ r = Identity (q) }}>
+        Y = {outer}
+        n = {more} }}""")
+    lowered = rnn_lower.lower(model)
+    assert rnn_lower.prove(model, lowered)
+    branch = next(node for node in lowered.graph.node if node.op_type == "If").attribute[0].g
+    kept = [node for node in branch.node if not is_emitted(node)]
+    del branch.node[:], branch.value_info[:], branch.initializer[:]
+    branch.node.extend(kept)
+    nodes = sorted(
+        (onnx.NodeProto.FromString(n.SerializeToString()) for n in lowered.graph.node), key=lambda n: n.op_type == "If"
+    )
+    del lowered.graph.node[:]
+    lowered.graph.node.extend(nodes)
+    read = {name for holder in holders(lowered) for node in holder.node for name in node.input}
+    weights = [tensor for tensor in lowered.graph.initializer if tensor.name in read]
+    del lowered.graph.initializer[:]
+    lowered.graph.initializer.extend(weights)
+    feeds = {"X": np.ones((3, 2, 3), np.float32), "q": np.ones((3, 1, 2, 2), np.float32), "c": np.array(True)}
+    assert not np.allclose(run_onnxruntime(lowered, feeds)[0], run_onnxruntime(model, feeds)[0])
+    proof = rnn_lower.prove(model, lowered)
+    assert not proof.ok
+    assert any("'Y' now refers to a value of another graph" in change for change in proof.changed)
