@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -142,10 +143,12 @@ def _rebound_names(before: ir.Model, after: ir.Model) -> Iterator[str]:
     for old, new in pairs:
         there = {output_names(node): node.inputs for node in new.graph}
         reads = [(node.inputs, there.get(output_names(node), ())) for node in old.graph]
-        for a, b in (pair for values in (*reads, (old.graph.outputs, new.graph.outputs)) for pair in zip(*values)):
-            if a is not None and b is not None and a.name == b.name:
-                if paired.get(_plain(owner_of(a))) is not _plain(owner_of(b)):
-                    yield f"{new.path}: '{a.name}' now refers to a value of another graph"
+        reads.append((old.graph.outputs, new.graph.outputs))
+        for a, b in itertools.chain.from_iterable(zip(*values, strict=False) for values in reads):
+            if a is None or b is None or a.name != b.name:
+                continue
+            if paired.get(_plain(owner_of(a))) is not _plain(owner_of(b)):
+                yield f"{new.path}: '{a.name}' now refers to a value of another graph"
 
 
 def _plain(graph: Graph | None) -> ir.Graph | None:
