@@ -30,12 +30,11 @@ from rnn_lower.proving.model_inputs import overridable_inputs, overrides, requir
 from rnn_lower.proving.new_faults import new_misdeclaration
 from rnn_lower.proving.node_proof import FAILURE
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof, Proof
+from rnn_lower.proving.thresholds import MOST_COUNTED, compared_numbers
 from rnn_lower.proving.whole_evaluator import COMPARISONS, FEW, NotRunError, WholeEvaluator
 from rnn_lower.proving.whole_inputs import (
-    MOST_COUNTED,
     SIZES,
     Trial,
-    compared_numbers,
     draw_inputs,
     large_integers,
     long_sizes,
