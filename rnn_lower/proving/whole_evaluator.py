@@ -212,8 +212,7 @@ class WholeEvaluator(ModelInterpreter):
         self._limit_size(node, numbers)
         typed = [self._typed(value, array) for value, array in zip(node.inputs, numbers, strict=True)]
         try:
-            with np.errstate(all="ignore"):
-                results = evaluate_node(node, typed, self._graph.opset, certain=False)
+            results = evaluate_node(node, typed, self._graph.opset, certain=False)
         except Exception as error:
             raise NotRunError(f"{node.op_type} '{node.name}' cannot be evaluated ({type(error).__name__})") from None
         return [self._known(array) for array in results]

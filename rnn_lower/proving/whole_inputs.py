@@ -13,7 +13,7 @@ import onnx_ir as ir
 from rnn_lower.proving.call import OutOfScopeError
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.model_inputs import required_inputs
-from rnn_lower.proving.thresholds import MOST_COUNTED, counted_numbers, known_values, most_steps
+from rnn_lower.proving.thresholds import MOST_COUNTED, all_thresholds, counted_numbers
 from rnn_lower.proving.whole_evaluator import NotRunError
 from rnn_lower.shapes.expressions import evaluated, names_in
 from rnn_lower.shapes.shape_info import symbol
@@ -92,7 +92,7 @@ def long_sizes(model: ir.Model, required: Mapping[str, int]) -> Iterator[dict[st
 
 def sizes_beyond_few(models: Sequence[ir.Model], required: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Yield sizes beyond a few of the constants that a node compares with or a loop counts to."""
-    numbers = sorted({number for model in models for number in counted_numbers(model, known_values(model))})
+    numbers = sorted(set().union(*map(counted_numbers, models)))
     few = [number for number in numbers if max(SIZES) < number <= FEW_COUNTED]
     names = _free_names(models[0], required)
     for number, name in itertools.product(few[-FEW_LIMITS:], names):
@@ -100,15 +100,11 @@ def sizes_beyond_few(models: Sequence[ir.Model], required: Mapping[str, int]) ->
 
 
 def sizes_beyond_all(models: Sequence[ir.Model], required: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Yield sizes beyond the constants that a node compares with or a loop counts to.
+    """Yield sizes beyond all thresholds.
 
     Raises OutOfScopeError if one is too large, or if a loop may count otherwise.
     """
-    counted = set[int]()
-    for model in models:
-        known = known_values(model)
-        counted.update(counted_numbers(model, known), [most_steps(model, known)])
-    numbers = sorted(counted)
+    numbers = sorted(set().union(*map(all_thresholds, models)))
     large = [number for number in numbers if number > max(SIZES)]
     if large and large[-1] > MOST_COUNTED:
         raise OutOfScopeError(

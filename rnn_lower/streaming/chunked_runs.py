@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, TypeVar
 
@@ -16,7 +16,10 @@ from rnn_lower.checking import samples
 from rnn_lower.errors import RnnLowerError, one_line
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio.document import Document
+from rnn_lower.proving.call import OutOfScopeError
 from rnn_lower.proving.model_inputs import fixed_sizes
+from rnn_lower.proving.thresholds import MOST_COUNTED, counted_numbers
+from rnn_lower.shapes.fixed_dims import declared_shapes, free_dims
 from rnn_lower.streaming.plan import LAST, Plan, fixed_step
 from rnn_lower.streaming.session import Feeds, StreamingSession
 
@@ -24,6 +27,9 @@ T = TypeVar("T")
 
 LONGEST = 600
 """The maximum number of remembered steps that a run covers, and of steps that an output may be late."""
+
+CHUNKS = (1, 2, 3)
+"""The lengths of equal chunks that are always tried."""
 
 LONG, LARGEST = (64, 128, 384), 10_000_000
 """Two runs have as many frames, drawn between these numbers, in few chunks; and the most frames of any run."""
@@ -40,13 +46,14 @@ class Trial:
     """One sampled sequence and the chunks that it is divided into.
 
     steps: its length.  sizes: in equal chunks of each of these lengths.  mixed: the number of divisions into random
-    lengths.  is_long: whether the original may refuse the length.
+    lengths.  is_long: whether the original may refuse the length.  others: sizes of other axes of inputs.
     """
 
     steps: int
     sizes: Sequence[int]
     mixed: int
     is_long: bool = False
+    others: Mapping[tuple[str, int], int] = dataclasses.field(default_factory=dict)
 
 
 class ChunkedRuns:
@@ -80,10 +87,35 @@ class ChunkedRuns:
         steps = (self.remembered - (-length // self.step) for length in chosen)
         return [Trial(each, (LONG[0] + 1,), mixed=0, is_long=True) for each in steps]
 
-    def samples(self, index: int, steps: int, nodes: Sequence[RecurrentNode] | None = None) -> Iterator[Feeds]:
+    def trials_beyond(self) -> Iterator[Trial]:
+        """Yield trials with chunks and other sizes beyond the numbers at which only the streaming model may change.
+
+        Other sizes of 1 and 2 are always tried, because a size of 1 may be repeated.
+        Raises OutOfScopeError if a number is too large.
+        """
+        numbers = counted_numbers(self.made.model) - counted_numbers(self.original.model)
+        if max(numbers, default=0) > MOST_COUNTED:
+            text = f"the streaming model counts to {max(numbers)} or compares sizes with it"
+            raise OutOfScopeError(f"{text}; the proof supports numbers up to {MOST_COUNTED}")
+        others = defaultdict[str, list[tuple[str, int]]](list)
+        for name, axis, label in free_dims(declared_shapes(self.original.model)):
+            if self.plan.inputs.get(name) != axis:
+                others[label].append((name, axis))
+        for size in sorted({1, 2, *(number + more for number in numbers if number > 0 for more in (0, 1))}):
+            if size > max(CHUNKS) and fixed_step(self.original.proto, self.plan) is None:
+                yield Trial(self.remembered + size, (size,), mixed=0, is_long=True)
+            for axes in others.values():
+                fixed = dict.fromkeys(axes, size)
+                yield Trial(self.remembered + max(CHUNKS), CHUNKS[:1], mixed=0, is_long=True, others=fixed)
+
+    def samples(
+        self, index: int, steps: int, nodes: Sequence[RecurrentNode] | None = None,
+        others: Mapping[tuple[str, int], int] = {},
+    ) -> Iterator[Feeds]:  # fmt: skip
         """Inputs over `steps` steps after the delay, of which the original accepts some.
 
         steps: 0 for a model whose runs are single steps.  nodes: recurrent nodes for whose lengths values are tried.
+        others: sizes of other axes than those of time.
         """
         late = max([*self.plan.late.values(), *self.plan.warm_up.values()], default=0)
         frames = (-(-late // self.step) + steps) * self.step
@@ -98,9 +130,8 @@ class ChunkedRuns:
                 f"the model has a fixed length of {fixed} frames, which is not a multiple of the chunk "
                 f"length {self.step}"
             )
-        sizes = fixed_sizes(self.original.model, self.made.proto) | dict.fromkeys(
-            self.plan.inputs.items(), fixed or frames
-        )
+        sizes = {**others, **fixed_sizes(self.original.model, self.made.proto)}
+        sizes |= dict.fromkeys(self.plan.inputs.items(), fixed or frames)
         return samples.Samples(self.original.model, self.seed, sizes, nodes).candidates(index)
 
     def chunkings(self, feeds: Feeds, index: int, trial: Trial) -> Iterator[list[int]]:

@@ -26,7 +26,7 @@ from rnn_lower.proving.model_inputs import fixed_sizes, overrides
 from rnn_lower.proving.new_faults import new_faults
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, number_of
 from rnn_lower.proving.whole_model import ModelInterpreter, limits_of, shapes_of, types_of
-from rnn_lower.streaming.chunked_runs import SET_SIZES, ChunkedRuns, Trial
+from rnn_lower.streaming.chunked_runs import CHUNKS, SET_SIZES, ChunkedRuns, Trial
 from rnn_lower.streaming.floats import Rounding, difference_in_floats
 from rnn_lower.streaming.plan import Plan, fixed_step
 from rnn_lower.streaming.session import Feeds, StreamingSession
@@ -158,10 +158,10 @@ def _limits(runs: ChunkedRuns, left_out: str) -> Iterator[str]:
 
 def _difference(runs: ChunkedRuns, index: int, field: Field, models: Sequence[ModelInterpreter]) -> str | None:
     """The first difference between chunks and the whole sequence, or None; some runs of point 0 are long."""
-    trials = [Trial(runs.remembered + MORE, (1, 2, 3), mixed=1), *(runs.long_trials() if index == 0 else ())]
-    for trial in trials:
+    trials = [Trial(runs.remembered + MORE, CHUNKS, mixed=1)]
+    for trial in (*trials, *((*runs.long_trials(), *runs.trials_beyond()) if index == 0 else ())):
         try:
-            feeds = _sampled(runs, index, trial.steps, field, models[0])
+            feeds = _sampled(runs, index, trial, field, models[0])
         except NoInputsError as error:
             if trial.is_long:
                 continue
@@ -176,9 +176,9 @@ def _difference(runs: ChunkedRuns, index: int, field: Field, models: Sequence[Mo
 
 
 def _sampled(
-    runs: ChunkedRuns, index: int, steps: int, field: Field, original: ModelInterpreter
+    runs: ChunkedRuns, index: int, trial: Trial, field: Field, original: ModelInterpreter
 ) -> tuple[Feeds, Feeds]:  # fmt: skip
-    """Random inputs of `steps` steps and the outputs of the original. Raises NoInputsError if it does not run."""
+    """Random inputs of a trial and the outputs of the original. Raises NoInputsError if it does not run."""
     listed = {value.name for value in runs.made.proto.graph.input}
     drawn = overrides(field, runs.original.model, np.random.default_rng([runs.seed, index])) if index % 2 else {}
     instead = {name: array for name, array in drawn.items() if name in listed and array.dtype == np.uint64}
@@ -187,7 +187,7 @@ def _sampled(
         chunk = _random_elements(field, feeds) | instead
         return chunk, dict(zip(_output_names(runs), original.outputs(chunk), strict=True))
 
-    return first_result(runs.samples(index, steps), whole, WrongError)
+    return first_result(runs.samples(index, trial.steps, others=trial.others), whole, WrongError)
 
 
 def _difference_of_chunks(

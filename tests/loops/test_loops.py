@@ -263,6 +263,33 @@ def test_a_mask_that_no_input_decides_is_not_dropped(before, inside):
     assert loops_of(rnn_lower.raise_loops(model)) != []
 
 
+ROUNDED_SIZES = (
+    "large = Greater (size, many) k = Cast <to = 1> (large)", "f = Cast <to = 1> (size) g = Mul (f, small) k = Floor (g)",
+    "f = Cast <to = 1> (size) g = Div (f, most) i = Cast <to = 7> (g) k = Cast <to = 1> (i)",
+    "f = Cast <to = 1> (size) g = Sub (f, most) e = Mul (g, tenth) o = Greater (e, one) k = Cast <to = 1> (o)",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("nodes", ROUNDED_SIZES)
+def test_a_loop_that_changes_at_a_size_is_not_raised(nodes, axis):
+    """Elements above 1 keep the state if an axis has more than about 200 elements."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[T,N,2] x) => (float[T,N,2] y)
+        <float[2,2] W = {{0.1, 0.2, 0.3, 0.4}}, float[2,2] R = {{0.5, -0.6, 0.7, 0.8}}, int64[5] many = {{200, 200, 200, 200, 200}},
+         float small = {{0.005}}, float tenth = {{0.1}}, float most = {{200}}, float one = {{1}}, int64[1] two = {{2}}> {{
+        size = Shape <start = {axis}, end = {axis + 1}> (x) {nodes} one_k = ReduceMax <keepdims = 0> (k)
+        p = MatMul (x, W) m = Mul (p, one_k)
+        n = Shape <start = 1, end = 2> (x) shape = Concat <axis = 0> (n, two) h = ConstantOfShape (shape)
+        [scan] last, y = Scan <num_scan_inputs = 2, body = b (float[N,2] s, float[N,2] row, float[N,2] mask) => (float[N,2] r, float[N,2] out) {{
+            a = MatMul (s, R) t = Add (row, a) new = Tanh (t) keep = Less (mask, one) r = Where (keep, new, s) out = Identity (r) }}> (h, p, m) }}""")
+    onnx.checker.check_model(model, full_check=True)
+    assert loops_of(rnn_lower.raise_loops(model)) == ["scan"]
+    scan = next(node for node in model.graph.node if node.op_type == "Scan")
+    (where,) = (node for node in scan.attribute[1].g.node if node.op_type == "Where")
+    where.op_type, where.input[:] = "Identity", ["new"]
+    assert loops_of(rnn_lower.raise_loops(model)) == []
+
+
 @pytest.mark.parametrize("number", [40, 5000])
 @pytest.mark.parametrize("op_type", ["Mod", "Min"])
 def test_a_loop_that_reads_other_steps_from_some_length_on_is_not_raised(op_type, number):

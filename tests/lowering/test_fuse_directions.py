@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from judge import agrees, every_node, loops, lowered
 from onenode import OPTIONAL, Case, build
+from onnx import numpy_helper
 
 import rnn_lower
 
@@ -32,6 +33,22 @@ def test_one_loop_serves_both_and_is_proved(op):
     model, _ = lowered(case, "scan", fuse_directions=True)
     assert loops(model) == 1
     assert rnn_lower.prove(build(case)[0], model).ok
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("op", "functions"), [("LSTM", ("Relu",) * 6), ("GRU", ("Relu",) * 4), ("RNN", ("Relu",) * 2)])
+def test_states_that_overflow_are_proved(op, functions, form):
+    """Zero times the infinity of one direction is NaN in the other."""
+    case = Case(op, 17, "bidirectional", T=8, activations=functions, weights="initializer", optional=("B",))
+    original = build(case)[0]
+    for tensor in original.graph.initializer:
+        if tensor.name == "R":
+            tensor.CopyFrom(numpy_helper.from_array(9 * numpy_helper.to_array(tensor), "R"))
+    model = rnn_lower.lower(original, form=form, fuse_directions=True)
+    assert rnn_lower.prove(original, model).ok
+    weights = next(t for t in model.graph.initializer if t.dims and t.data_type == 1 and "R" in t.name)
+    weights.CopyFrom(numpy_helper.from_array(1.01 * numpy_helper.to_array(weights), weights.name))
+    assert not rnn_lower.prove(original, model).ok
 
 
 @pytest.mark.parametrize(

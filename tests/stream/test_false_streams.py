@@ -88,6 +88,31 @@ def test_other_results_are_not_proved(change):
     assert not rnn_lower.prove_streaming(model, wrong)
 
 
+@pytest.mark.parametrize("comparison", ["Greater", "Equal", "GreaterOrEqual"])
+@pytest.mark.parametrize(("axis", "limit"), [(0, 1), (0, 6), (0, 60), (1, 700), (1, 1999), (1, 2001)])
+def test_sizes_at_which_a_stream_changes_are_compared(axis, limit, comparison):
+    """A model that doubles y for batches or chunks of some size."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["size"], start=axis, end=axis + 1),
+        helper.make_node(comparison, ["size", "limit"], ["larger"]),
+        helper.make_node("Where", ["larger", "two", "one"], ["factor"]),
+        helper.make_node("Mul", ["y0", "factor"], ["y"]),
+    ]
+    model = stack_of(lstm)
+    made = behind_y(rnn_lower.stream(model), *nodes, limit=np.array([limit]), one=np.float32(1), two=np.float32(2))
+    made.opset_import[0].version = max(15, made.opset_import[0].version)
+    whole = np.random.default_rng(0).standard_normal((limit + 1, 3, 6) if axis == 0 else (2, limit + 1, 6))
+    sizes = [limit, limit + 1]
+    rows = [whole[:size] if axis == 0 else whole[:, :size] for size in sizes]
+    chunks = [
+        rnn_lower.StreamingSession(made).run(x.astype(np.float32))["y"]
+        for x in map(np.ascontiguousarray, map(np.float32, rows))
+    ]
+    wanted = [run_onnxruntime(model, {"x": x.astype(np.float32)})[0] for x in rows]
+    assert not all(np.allclose(a, b, atol=1e-5) for a, b in zip(chunks, wanted, strict=True))
+    assert not rnn_lower.prove_streaming(model, made).ok
+
+
 def test_a_cast_that_the_original_has_is_proved():
     model = cast_to(TensorProto.FLOAT16)(stack_of(lstm))
     assert rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="T"))
