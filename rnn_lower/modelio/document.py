@@ -105,6 +105,9 @@ class Document:
             proto: onnx.ModelProto = ir.serde.serialize_model(model)
         except ir.serde.SerdeError as error:
             raise _not_carried(f"this model: {one_line(first_cause(error))}") from None
+        for tensor in protobuf.tensors(proto):  # onnx_ir writes the metadata of its file once more
+            keys = {entry.key for entry in tensor.metadata_props}
+            del tensor.metadata_props[len(keys) :]
         inputs, declared = {v.name for v in proto.graph.input}, {info.name: info for info in self.proto.graph.output}
         before = {info.name for graph in protobuf.graphs_in(self.proto.graph) for info in graph.value_info}
         graphs = [*protobuf.graphs_in(proto.graph)]

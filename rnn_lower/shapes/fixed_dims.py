@@ -77,7 +77,8 @@ def fix_dims(model: ir.Model, dims: Dims) -> None:
         if value.shape is not None:
             owner = value.name if value in inputs else None
             declared = value.shape
-            value.shape = ir.Shape([fixed.size(owner, k, plain_dim(dim)) for k, dim in enumerate(declared)])
+            sizes = [fixed.size(owner, k, plain_dim(dim)) for k, dim in enumerate(declared)]
+            value.shape = ir.Shape(sizes, [declared.get_denotation(k) for k in range(len(declared))])
             if owner is None and not value.is_initializer():
                 model.meta.setdefault(FIXED, {})[value] = None
 

@@ -948,3 +948,21 @@ def test_sizes_that_inference_finds_and_runtimes_do_not(name, fold):
     else:
         with pytest.raises(rnn_lower.UnsupportedError, match="sequence length of this node is unknown"):
             rnn_lower.lower(model, form="unroll", fold=fold)
+
+
+@pytest.mark.parametrize("options", [{}, {"form": "unroll"}])
+def test_notes_of_what_stays_are_kept(options):
+    model, _ = build(Case("GRU", 17, weights="initializer", dynamic=True))
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(2), "two"))
+    tensor = model.graph.initializer[-1]
+    tensor.doc_string = "a factor"
+    tensor.metadata_props.add(key="kept", value="yes")
+    model.graph.node.append(helper.make_node("Mul", ["X", "two"], ["Z"]))
+    model.graph.output.append(helper.make_tensor_value_info("Z", 1, None))
+    x = next(value for value in model.graph.input if value.name == "X")
+    sizes = [dim.dim_param for dim in x.type.tensor_type.shape.dim if dim.dim_param]
+    x.type.tensor_type.shape.dim[0].denotation = "DATA_TIME"
+    folded = rnn_lower.lower(model, fold=True, dims=dict.fromkeys(sizes, 2), **options)
+    assert next(each for each in folded.graph.initializer if each.name == "two") == tensor
+    x = next(value for value in folded.graph.input if value.name == "X")
+    assert [(dim.dim_value, dim.denotation) for dim in x.type.tensor_type.shape.dim][0] == (2, "DATA_TIME")
