@@ -16,7 +16,7 @@ from rnn_lower.builder.names import Names
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.replacing import substitute
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import Scope, nodes, subgraphs, used_names
+from rnn_lower.ir.walk import Scope, nodes, used_names
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.legalizer import legalize_copy
 from rnn_lower.loops.model import MARK
@@ -95,14 +95,14 @@ def _legalize(model: ir.Model, target: Target, everything: bool) -> int:
 def _unsupported(
     model: ir.Model, target: Target, shape_info: ShapeInfo
 ) -> Iterator[tuple[ir.Node, Scope, ConstraintChecker]]:
-    """The nodes without bodies that the target does not support and that lowering did not emit."""
+    """The nodes that the target does not support and that lowering did not emit."""
     checkers: dict[int, ConstraintChecker] = {}
     for node, scope in nodes(model):
         checker = checkers.setdefault(
             scope.opset, ConstraintChecker(target.constraints, scope.opset, declared_by(shape_info))
         )
         own = node.domain in DEFAULT_DOMAINS and node.op_type not in OPERATORS
-        if own and not any(subgraphs(node)) and checker.violation(node) is not None:
+        if own and checker.violation(node) is not None:
             yield node, scope, checker
 
 

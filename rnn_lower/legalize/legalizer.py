@@ -51,8 +51,10 @@ def legalize(
 def legalize_copy(node: ir.Node, b: GraphBuilder, checker: ConstraintChecker) -> tuple[list[ir.Node], list[ir.Value]]:
     """Return supported nodes that compute the same as a node of a model, and their results; the node is not changed.
 
-    Raises UnsupportedOpError like `legalize`.
+    Raises UnsupportedOpError like `legalize`, and for a node with bodies, which a copy would share with it.
     """
+    if any(subgraphs(node)):
+        raise UnsupportedOpError(node.op_type, "it has bodies")
     outputs = [ir.Value(name=value.name, type=value.type, shape=value.shape) for value in node.outputs]
     twin = ir.Node("", node.op_type, node.inputs, list(node.attributes.values()), outputs=outputs, name=node.name)
     infos = {new: checker.declared(old) for new, old in zip(outputs, node.outputs, strict=True)}

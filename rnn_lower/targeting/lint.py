@@ -170,8 +170,7 @@ def _plain(
             if node.op_type in LOOPS and node.op_type.lower() not in target.forms:
                 rule = f"{node.op_type} is not supported"
         if rule is not None and not is_sparse:
-            own = node.domain in DEFAULT_DOMAINS and node.op_type not in ("If", *LOOPS)
-            mends = own and can_legalize(node, checker)
+            mends = node.domain in DEFAULT_DOMAINS and can_legalize(node, checker)
             mend = LEGALIZES if mends else ""
             yield Finding(display_name(node), node.op_type, scope.path, rule, mend)
 

@@ -384,3 +384,25 @@ def test_a_model_without_recurrent_nodes_gets_an_opset_of_the_target():
     lowered = rnn_lower.lower(model, target="horizon-rdk", legalize_all=True)
     assert lowered.opset_import[0].version == last
     assert rnn_lower.prove(model, lowered).ok
+
+
+@pytest.mark.parametrize("target", [name for name in TARGETS if not TARGETS[name].constraints.silent])
+@pytest.mark.parametrize("holder", ["If", "SequenceMap", "Scan"])
+def test_bodies_of_nodes_that_a_target_lacks_stay(holder, target):
+    """Looking for replacements must not take the nodes of a body."""
+    model = onnx.parser.parse_model({
+        "If": """<ir_version: 8, opset_import: ["" : 17]> g (float[2] x, bool c) => (float[2] y) {
+            y = If (c) <then_branch = a () => (float[2] r) { s = Mul (x, x) r = Abs (s) }, else_branch = b () => (float[2] r) { r = Neg (x) }> }""",
+        "SequenceMap": """<ir_version: 8, opset_import: ["" : 17]> g (float[2,2] x) => (float[n,2] y) { s = SplitToSequence (x)
+            m = SequenceMap (s) <body = a (float[1,2] e) => (float[1,2] r) { s2 = Mul (e, e) r = Abs (s2) }> y = ConcatFromSequence <axis = 0> (m) }""",
+        "Scan": """<ir_version: 8, opset_import: ["" : 17]> g (float[2,2] x, float[2] h) => (float[2] l, float[2,2] y) {
+            l, y = Scan <num_scan_inputs = 1, body = a (float[2] p, float[2] e) => (float[2] q, float[2] r) { q = Mul (p, e) r = Abs (q) }> (h, x) }""",
+    }[holder])  # fmt: skip
+    for options in ({}, {"legalize_all": True}):
+        try:
+            lowered = rnn_lower.lower(model, target=target, **options)
+        except rnn_lower.UnsupportedError:  # it has another opset, or no loops
+            continue
+        onnx.checker.check_model(lowered, full_check=True)
+        rnn_lower.lint(lowered, target=target)
+        assert not any(name == "" for node in every_node(lowered) for name in node.input[:1])
