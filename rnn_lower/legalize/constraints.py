@@ -244,6 +244,7 @@ class OpConstraints:
 
     takes: the supported operators, None for all.  avoid: operators that are not supported.
     avoid_types: names of element types that are not supported.
+    other_domains: the operators of other domains that are known to run, with their domain, or None if none was tested.
     rank: the maximum.  static: whether every size must be known.  opsets: first and last.
     limits: by operator, keys of CHECKS.  sources: the source of a rule, by operator or by the name of another rule.
     saturates: operators that overflow for large operands, with the magnitude from which the result is constant.
@@ -252,6 +253,7 @@ class OpConstraints:
     takes: frozenset[str] | None = None
     avoid: frozenset[str] = frozenset()
     avoid_types: frozenset[str] = frozenset()
+    other_domains: frozenset[str] | None = None
     rank: int | None = None
     static: bool = False
     opsets: tuple[int, int] = (1, 99)
@@ -268,6 +270,13 @@ class OpConstraints:
         """Whether the target lists the operator."""
         listed = self.takes is None or op_type in self.takes
         return op_type in FREE or (listed and op_type not in self.avoid)
+
+    def foreign(self, domain: str, op_type: str) -> str | None:
+        """Why an operator of another domain is not known to run, or None."""
+        if self.takes is not None:
+            return f"the target supports only operators of the ONNX standard, not operators of domain {domain}"
+        is_known = self.other_domains is None or f"{domain}.{op_type}" in self.other_domains
+        return None if is_known else f"no test shows that the target runs {op_type} of domain {domain}"
 
     def broken(self, use: NodeView) -> str | None:
         """Return the violated constraint, in words with its source, or None."""

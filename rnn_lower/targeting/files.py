@@ -184,6 +184,11 @@ KEYS: dict[str, Key] = {
     "takes": _OPERATORS,
     "avoid": _OPERATORS,
     "avoid_types": Key(_list_of(_TYPE), 'a list of element types, such as ["DOUBLE"]', frozenset),
+    "other_domains": Key(
+        _list_of(lambda value: _is_text(value) and "." in value),
+        'a list of operators with their domains, such as ["com.microsoft.Gelu"]',
+        frozenset,
+    ),
     "fused": Key(
         lambda value: value == NOT_MEASURED or _are_features(value),
         (

@@ -160,11 +160,7 @@ def _plain(
             continue
         rule: str | None
         if node.domain not in DEFAULT_DOMAINS:
-            rule = (
-                None
-                if target.constraints.takes is None
-                else (f"the target supports only operators of the ONNX standard, not operators of domain {node.domain}")
-            )
+            rule = target.constraints.foreign(node.domain, node.op_type)
         else:
             rule = checker.violation(node)  # also for loops, because later nodes read their infos
             if node.op_type in LOOPS and node.op_type.lower() not in target.forms:

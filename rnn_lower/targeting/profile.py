@@ -125,6 +125,8 @@ class Target:
             yield "avoided operators", ", ".join(sorted(self.constraints.avoid))
         if self.constraints.avoid_types:
             yield "avoided element types", ", ".join(sorted(self.constraints.avoid_types))
+        if self.constraints.other_domains is not None:
+            yield "operators of other domains", ", ".join(sorted(self.constraints.other_domains)) or "none"
         if not self.scan_captures:
             yield "Scan", "a body must not read values that are computed outside it"
         facts = (

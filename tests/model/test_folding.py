@@ -965,4 +965,5 @@ def test_notes_of_what_stays_are_kept(options):
     folded = rnn_lower.lower(model, fold=True, dims=dict.fromkeys(sizes, 2), **options)
     assert next(each for each in folded.graph.initializer if each.name == "two") == tensor
     x = next(value for value in folded.graph.input if value.name == "X")
-    assert [(dim.dim_value, dim.denotation) for dim in x.type.tensor_type.shape.dim][0] == (2, "DATA_TIME")
+    first = x.type.tensor_type.shape.dim[0]
+    assert (first.dim_value, first.denotation) == (2, "DATA_TIME")
