@@ -14,7 +14,13 @@ from rnn_lower.builder.graph_builder import GraphBuilder
 from rnn_lower.tune.batched_directions import batch_directions
 from rnn_lower.tune.broadcast_operands import copy_broadcast
 from rnn_lower.tune.empty_scan import guard_empty_scan
-from rnn_lower.tune.scan_step import last_operation_outside, name_batch, product_per_activation, weights_in_body
+from rnn_lower.tune.scan_step import (
+    directions_outside,
+    last_operation_outside,
+    name_batch,
+    product_per_activation,
+    weights_in_body,
+)
 from rnn_lower.tune.transposed_weights import transpose_before_squeeze
 
 Rewrite: TypeAlias = Callable[[GraphBuilder, Sequence[ir.Node]], dict[ir.Value, ir.Value]]
@@ -24,6 +30,7 @@ REWRITES: Mapping[str, Rewrite | None] = {
     "batch_directions": batch_directions,
     "product_per_activation": product_per_activation,
     "last_operation_outside": last_operation_outside,
+    "directions_outside": directions_outside,
     "name_batch": name_batch,
     "guard_empty_scan": guard_empty_scan,
     "transpose_before_squeeze": transpose_before_squeeze,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 
 import onnx_ir as ir
 
 from rnn_lower.builder.constants import Constant
-from rnn_lower.builder.graph_builder import GraphBuilder, as_value, declare, detach
+from rnn_lower.builder.graph_builder import GraphBuilder, Operand, as_value, declare, detach
 from rnn_lower.ir.walk import known_tensor
 
 SHORT = 5
@@ -106,19 +107,49 @@ def _stack_operands(b: GraphBuilder, scan: ir.Node) -> dict[ir.Value, ir.Value]:
     if (directions := scan.attributes.get("scan_output_directions")) is not None:
         scan.attributes.add(ir.AttrInt64s("scan_output_directions", [*directions.as_ints()] * 2))
     y, operand = scan.outputs[states:]
-    users = list(y.uses())
-    y_name, shape = y.name, y.shape
-    y.name, operand.name = b.unique_name("Y_operand"), b.unique_name("Y_operand")
-    y.shape = None
+    operand.name = b.unique_name("Y_operand")
+
+    def apply(outer: GraphBuilder) -> Operand:
+        steps = outer.binary(last.op_type, y, operand, "Y_steps")
+        return outer.unsqueeze(steps, [1], "Y") if copy.op_type == "Unsqueeze" else steps
+
+    return {y: _outside(b, scan, y, apply)}
+
+
+def _outside(b: GraphBuilder, scan: ir.Node, y: ir.Value, apply: Callable[[GraphBuilder], Operand]) -> ir.Value:
+    """What `apply` computes from an output of a Scan behind it, which takes its name and its place."""
+    users, name, shape = list(y.uses()), y.name, y.shape
+    y.name, y.shape = b.unique_name("Y_operand"), None
     outer = b.body()
-    steps = outer.binary(last.op_type, y, operand, "Y_steps")
-    stacked = as_value(outer.unsqueeze(steps, [1], "Y")) if copy.op_type == "Unsqueeze" else steps
-    stacked.name, stacked.shape, stacked.type = y_name, shape, y.type
+    result = as_value(apply(outer))
+    result.name, result.shape, result.type = name, shape, y.type
     for user, index in users:
-        user.replace_input_with(index, stacked)
+        user.replace_input_with(index, result)
     position = b.nodes.index(scan) + 1
     b.nodes[position:position] = outer.nodes
-    return {y: stacked}
+    return result
+
+
+def directions_outside(b: GraphBuilder, nodes: Sequence[ir.Node]) -> dict[ir.Value, ir.Value]:
+    """Add the axis of directions to the stacked states outside the body.
+
+    tract moves axes through a Scan, and may do so forever, for example in the joint network of a transducer.
+    """
+    replaced: dict[ir.Value, ir.Value] = {}
+    for scan in [node for node in nodes if node.op_type == "Scan"]:
+        body, states = scan.attributes["body"].as_graph(), state_count(scan)
+        for index, y in enumerate(scan.outputs[states:], states):
+            copy = body.outputs[index].producer()
+            state = None if copy is None or copy.op_type != "Unsqueeze" else copy.inputs[0]
+            if copy is None or state is None or state not in body.outputs[:states]:
+                continue
+            inner = b.body()
+            body.outputs[index] = as_value(inner.op("Identity", state, name="Y"))
+            declare(body.outputs[index], b.dtype, dims_of(state))
+            body.extend(inner.nodes)
+            _remove(body, [copy])
+            replaced[y] = _outside(b, scan, y, functools.partial(GraphBuilder.unsqueeze, x=y, axes=[1], name="Y"))
+    return replaced
 
 
 def name_batch(b: GraphBuilder, nodes: Sequence[ir.Node]) -> dict[ir.Value, ir.Value]:

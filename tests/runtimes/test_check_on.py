@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import onnx
@@ -108,3 +110,24 @@ def test_on_the_command_line(tmp_path, capsys):
 def test_every_runner_is_of_a_target():
     assert runtimes.RUNNERS.items() <= RUNNERS.items()
     assert set(RUNNERS) <= set(rnn_lower.targeting.TARGETS)
+
+
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+def test_the_joint_network_of_a_transducer_loads(op, direction, tmp_path):
+    """tract moved axes through two Scans forever, whose results meet in a sum of all pairs."""
+    gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[op]
+    matrix = ",".join(str(index % 7 / 7 - 0.4) for index in range(gates * 12))
+    node = f'{op} <hidden_size = 4, direction = "{direction}">'
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[6,2,3] x, float[3,2,3] u) => (float[2,6,3,5] y)
+        <float[1,{gates * 4},3] W = {{{matrix}}}, float[1,{gates * 4},4] R = {{{matrix},{",".join(["0.1"] * gates * 4)}}}, int64[1] one = {{1}},
+         int64[1] two = {{2}}, float[4,5] O = {{{",".join(str(index / 20) for index in range(20))}}}> {{
+        a = {node} (x, W, R) sa = Squeeze (a, one) ta = Transpose <perm = [1, 0, 2]> (sa) ua = Unsqueeze (ta, two)
+        b = {node} (u, W, R) sb = Squeeze (b, one) tb = Transpose <perm = [1, 0, 2]> (sb) ub = Unsqueeze (tb, one)
+        j = Add (ua, ub) y = MatMul (j, O) }}""")
+    before, after = tmp_path / "a.onnx", tmp_path / "b.onnx"
+    onnx.save(model, before)
+    assert cli.main(["lower", str(before), "-o", str(after), "--target", here("tract"), "--prove"]) == cli.DONE
+    command = [sys.executable, "-m", "rnn_lower", "check", str(before), str(after), "--on", "tract"]
+    subprocess.run(command, check=True, timeout=60)
