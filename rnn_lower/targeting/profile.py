@@ -49,6 +49,7 @@ class Target:
     true_shapes: whether it loads no model that declares a wrong size.
     named_sizes: whether it loads no model with an input that has a free size without a name.
     named_batch: whether a Scan needs a batch size that is a number or the name of a size of an input.
+    lengths_opset: the first opset in which it runs sequence_lens if the length of X is unknown.
     path: the path of its file.
     slow: the number of unrolled steps above which loading is slow, and the measured seconds for an LSTM at T = 400.
     """
@@ -75,6 +76,7 @@ class Target:
     true_shapes: bool = False
     named_sizes: bool = False
     named_batch: bool = False
+    lengths_opset: int = 1
     path: Path = Path()
 
     @property
@@ -113,6 +115,8 @@ class Target:
         if self.tune:
             yield "tuned by", ", ".join(self.tune)
         yield "opsets", f"{first} and up" if last >= 99 else f"{first} to {last}"
+        if self.lengths_opset > 1:
+            yield "sequence_lens", f"from opset {self.lengths_opset} on, if the sequence length is unknown"
         batch = "1" if self.single_batch else "known" if self._known_batch else None
         yield "batch size", f"must be {batch}" if batch else "may be unknown"
         if self.constraints.static:
@@ -223,6 +227,10 @@ class Target:
         if form == "unroll" and node.static_length is None:
             forms = tuple(name for name in possible if name != form)
             requirements.append(_needs("form unroll", node, "seq_length", forms))
+        if "sequence_lens" in node.inputs and node.static_length is None and opset < self.lengths_opset:
+            since = self.lengths_opset
+            what = f"{text} needs opset {since} for sequence_lens if the sequence length is unknown, not opset {opset}"
+            requirements.append(Requirement(what, opsets=(since, last)))
         if not first <= opset <= last:
             what = f"{text} supports opsets {first} to {last}, but the model has opset {opset}"
             requirements.append(Requirement(what, opsets=self.opsets))

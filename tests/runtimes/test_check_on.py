@@ -131,3 +131,17 @@ def test_the_joint_network_of_a_transducer_loads(op, direction, tmp_path):
     assert cli.main(["lower", str(before), "-o", str(after), "--target", here("tract"), "--prove"]) == cli.DONE
     command = [sys.executable, "-m", "rnn_lower", "check", str(before), str(after), "--on", "tract"]
     subprocess.run(command, check=True, timeout=60)
+
+
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+@pytest.mark.parametrize("opset", [1, 7, 9, 10, 11])
+def test_lengths_of_unknown_sequences_on_tract(op, opset):
+    """Below opset 11, NonZero counts the steps; for tract, their number is another one than that of X."""
+    model, feeds = build(Case(op, opset, optional=("sequence_lens",), dynamic=True, weights="initializer"))
+    options = {}
+    if opset < 11:
+        with pytest.raises(rnn_lower.UnsupportedError, match="needs opset 11 for sequence_lens .* add opset=17$"):
+            rnn_lower.lower(model, target=here("tract"))
+        options = {"opset": 17}
+    lowered = rnn_lower.lower(model, target=here("tract"), **options)
+    assert rnn_lower.check(model, lowered, on="tract", inputs=feeds).ok
