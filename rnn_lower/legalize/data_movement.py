@@ -29,6 +29,14 @@ def by_reshape(b: PatternBuilder, call: Call) -> Results:
     return [b.op("Reshape", call.x, name=call.name, shape=sizes)]
 
 
+def reshape_without_zero(b: PatternBuilder, call: Call) -> Results:
+    """Drop allowzero from a Reshape to a known shape without 0, where it has no effect."""
+    shape = call.parameters.get("shape")
+    if not call.parameters.get("allowzero") or shape is None or 0 in shape:
+        return None
+    return [b.op("Reshape", call.x, name=call.name, shape=list(shape))]
+
+
 def reshape_by_ones(b: PatternBuilder, call: Call) -> Results:
     """Replace a Reshape that only adds or removes axes of size 1 with Unsqueeze or Squeeze."""
     before, after = b.info(call.x).sizes, result_sizes(call)

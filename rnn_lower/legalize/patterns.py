@@ -391,7 +391,7 @@ _BY_OPERATOR: dict[str, tuple[Pattern, ...]] = {
     "Mul": (_minus_by_neg, _minus_by_sub),
     "Reciprocal": (_reciprocal_by_div,),
     "Relu": (_relu_by_max, _relu_by_clip),
-    "Reshape": (data_movement.reshape_by_ones, data_movement.reshape_by_parts),
+    "Reshape": (data_movement.reshape_without_zero, data_movement.reshape_by_ones, data_movement.reshape_by_parts),
     "Scan": (_scan_between_flips,),
     "Sigmoid": (_sigmoid_by_tanh, _sigmoid_by_exp),
     "Slice": (

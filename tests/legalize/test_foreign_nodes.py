@@ -225,6 +225,19 @@ def test_attributes_of_narrow_floats(node, target):
     assert rnn_lower.prove(model, lowered)
 
 
+@pytest.mark.parametrize(("sizes", "shape", "is_kept"), [
+    ("2,2,3", "3, 4", False), ("2,2,3", "-1, 6", False), ("n,2,3", "-1, 6", False), ("0,2,3", "0, 5", True),
+])  # fmt: skip
+def test_allowzero_without_effect_is_dropped(sizes, shape, is_kept):
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[{sizes}] x) => (float[a,b] y)
+        <int64[2] s = {{{shape}}}> {{ y = Reshape <allowzero = 1> (x, s) }}""")
+    lowered = rnn_lower.lower(model, target="onnx2torch", legalize_all=True)
+    feeds = {"x": np.ones([int(size.replace("n", "4")) for size in sizes.split(",")], np.float32)}
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+    assert any(each.name == "allowzero" for each in lowered.graph.node[0].attribute) == is_kept
+    assert rnn_lower.lint(lowered, target="onnx2torch").ok == (not is_kept)
+
+
 @pytest.mark.parametrize("target", ["aidge", "horizon-rdk", "portable", "k230"])
 @pytest.mark.parametrize("node", ["Where (m, one_zero, X)", "Where (m, X, one_zero)", "Mul (X, minus)"])
 @pytest.mark.parametrize("shape", [[], [1], [1, 1], [1, 1, 1]], ids=str)
