@@ -81,14 +81,20 @@ def _legalize(model: ir.Model, target: Target, everything: bool) -> int:
     """Replace nodes, and return their number. everything: also those that rnn_lower did not make."""
     names, count = Names(used_names(model)), 0
     constants = ModelConstants(model, names)
-    fixed = model.meta.get(FIXED, {})
+    fixed, read = model.meta.get(FIXED, {}), list[ir.Value | None]()
     for node, scope, checker in list(_unsupported(model, target, ShapeInfo(model))):
         if not (everything or _is_own(node, model)):
             continue
         name = node.name or node.op_type.lower()
         b = GraphBuilder(scope.opset, ir.DataType.FLOAT, names, constants.pool(scope), name)
+        read += node.inputs
         count += _replace(node, checker, b, fixed)
     constants.register()
+    for value in read:  # by a node that is gone, such as the sizes of a Split
+        if value is not None and value.is_initializer() and not (value.uses() or value.is_graph_output()):
+            assert value.graph is not None
+            if value not in value.graph.inputs:
+                value.graph.initializers.pop(str(value.name), None)
     return count
 
 

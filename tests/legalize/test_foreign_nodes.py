@@ -419,3 +419,14 @@ def test_bodies_of_nodes_that_a_target_lacks_stay(holder, target):
         onnx.checker.check_model(lowered, full_check=True)
         rnn_lower.lint(lowered, target=target)
         assert not any(name == "" for node in every_node(lowered) for name in node.input[:1])
+
+
+def test_operands_that_nothing_reads_any_more_go():
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[2,4] x) => (float[2,1] y, float[2,3] z, int64[2] kept)
+        <int64[2] sizes = {1, 3}, int64[2] kept = {1, 3}> { y, z = Split <axis = 1> (x, sizes) }""")
+    lowered = rnn_lower.lower(model, target="opencv@4", legalize_all=True)
+    read = {name for node in lowered.graph.node for name in node.input} | {"kept"}
+    assert {tensor.name for tensor in lowered.graph.initializer} <= read
+    feeds = {"x": FLOATS[0, :2]}
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+    assert rnn_lower.prove(model, lowered)

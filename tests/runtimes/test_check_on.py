@@ -140,7 +140,7 @@ def test_lengths_of_unknown_sequences_on_tract(op, opset):
     model, feeds = build(Case(op, opset, optional=("sequence_lens",), dynamic=True, weights="initializer"))
     options = {}
     if opset < 11:
-        with pytest.raises(rnn_lower.UnsupportedError, match="needs opset 11 for sequence_lens .* add opset=17$"):
+        with pytest.raises(rnn_lower.UnsupportedError, match=r"needs opset 11 for sequence_lens .* add opset=17$"):
             rnn_lower.lower(model, target=here("tract"))
         options = {"opset": 17}
     lowered = rnn_lower.lower(model, target=here("tract"), **options)
