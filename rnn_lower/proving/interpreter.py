@@ -182,6 +182,7 @@ class Interpreter:
         if size > self.most_elements:
             raise OutOfScopeError(
                 f"{node.op_type} '{node.name}' computes more than {self.most_elements} elements, the limit of the proof"
+                "; smaller sizes need fewer (--dim)"
             )
         return size
 
@@ -356,14 +357,16 @@ def size_of_result(call: Call) -> int:
     if call.node.op_type == "Gather":
         rows: int = max(1, call[0].shape[call.attribute("axis", 0)])
         return int(arrays[0].size) // rows * max(1, arrays[1].size)
-    if call.node.op_type in ("MatMul", "Gemm", "Conv"):
-        rows = int(arrays[0].size // max(1, call[0].shape[-1]))
-        is_plain = call.node.op_type == "MatMul" and arrays[1].ndim == 2
-        return max(rows * int(call[1].shape[-1]), rows * arrays[1].size >> 6) if is_plain else rows * arrays[1].size
+    if call.node.op_type in ("Gemm", "Conv"):
+        return int(arrays[0].size // max(1, call[0].shape[-1])) * arrays[1].size
     if call.node.op_type in ("Reshape", "Slice", "Split", "Squeeze", "Unsqueeze", "Transpose"):
         return arrays[0].size
     try:
         shapes = [array.shape for array in arrays]
+        if call.node.op_type == "MatMul" and min(map(len, shapes)) > 1:
+            batches = math.prod(np.broadcast_shapes(*(shape[:-2] for shape in shapes)))
+            size = int(batches * shapes[0][-2] * shapes[1][-1])
+            return max(size, size * int(shapes[0][-1]) >> 6)
         if call.node.op_type == "Expand":
             shapes[1] = tuple(int(size) for size in arrays[1])
         return math.prod(np.broadcast_shapes(*shapes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -79,7 +80,7 @@ def outline_of(model: ir.Model) -> onnx.ModelProto:
 
 
 def without_annotations(proto: onnx.ModelProto, hints: Shapes | None = None) -> onnx.ModelProto:
-    """A copy in which only inputs and initializers of the main graph and functions declare shapes.
+    """A copy in which only inputs and initializers of the main graph and functions declare shapes, and Loops' counters.
 
     Initializers that a caller may override are removed, because their content is not certain. hints: certain shapes.
     """
@@ -92,7 +93,9 @@ def without_annotations(proto: onnx.ModelProto, hints: Shapes | None = None) -> 
     types = {info.name: info.type.tensor_type.elem_type for info in (*copy.graph.value_info, *copy.graph.output)}
     for graph in protobuf.graphs_in(copy.graph):
         graph.ClearField("value_info")
-        for value in (*(() if graph is copy.graph else graph.input), *graph.output):
+        bodies = [(node.op_type, body) for node in graph.node for body in protobuf.graphs_of(node)]
+        changing = [body.input[2:] if op_type == "Loop" else body.input for op_type, body in bodies]
+        for value in itertools.chain(*changing, graph.output):
             if value.type.HasField("tensor_type"):
                 value.type.tensor_type.ClearField("shape")
     for holder in protobuf.holders(copy):

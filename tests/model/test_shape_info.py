@@ -511,3 +511,22 @@ def test_bodies_read_integers_from_outside(own):
     held = ir.from_proto(model)
     shape = shape_info.ShapeInfo(held).verified_shape(held.graph.outputs[0])
     assert (shape == (3, 4)) != own
+
+
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+def test_one_step_of_a_loop_has_a_known_length(op):
+    """The number of a step has the rank that it declares, so that a Gather of the frame has a known rank."""
+    gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[op]
+    matrix = ",".join(str(index % 5 / 5) for index in range(gates * 9))
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[T,2,3] x, float[1,2,3] h) => (float[1,2,3] y)
+        <float[1,{gates * 3},3] W = {{{matrix}}}, float[1,{gates * 3},3] R = {{{matrix}}}, int64[1] zero = {{0}}, bool true = {{1}}, int64 at = {{0}}> {{
+        s = Shape (x) n = Gather (s, at)
+        y = Loop (n, true, h) <body = b (int64 i, bool c, float[1,2,3] state) => (bool go, float[1,2,3] next) {{
+            frame = Gather (x, i) row = Unsqueeze (frame, zero)
+            no, next = {op} <hidden_size = 3> (row, W, R, , , state) go = Identity (c) }}> }}""")
+    (node,) = rnn_lower.inspect(model)
+    assert (node.static_length, node.static_batch) == (1, 2)
+    lowered = rnn_lower.lower(model, target="openvino")
+    feeds = {"x": np.ones((4, 2, 3), np.float32), "h": np.zeros((1, 2, 3), np.float32)}
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+    assert rnn_lower.prove(model, lowered)
