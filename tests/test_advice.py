@@ -143,3 +143,13 @@ def test_a_size_that_the_node_knows_is_advised():
     weight.type.tensor_type.shape.dim[0].dim_param = "D"
     with pytest.raises(rnn_lower.UnsupportedError, match=r"add dims=.*D.*2.*T.*16.*N.*1"):
         rnn_lower.lower(model, target="tvm")
+
+
+def test_operators_that_hide_sizes_are_named():
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+        g (float[4,2,3] x) => (float[4,1,2,3] y) <float[3] b = {{1, 2, 3}}, float[1,3,3] W = {{{",".join("123456789")}}}> {{
+        h = com.microsoft.BiasGelu (x, b) y = RNN <hidden_size = 3> (h, W, W) }}""")
+    with pytest.raises(rnn_lower.UnsupportedError) as error:
+        rnn_lower.lower(model, target="opencv")
+    why = "because shape inference does not know the results of BiasGelu of domain com.microsoft"
+    assert str(error.value).endswith(f"{why}; export the model without such operators")

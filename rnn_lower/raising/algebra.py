@@ -357,9 +357,11 @@ def _slice(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
 
 
 def _concat(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
-    parts = [algebra.sum_of(value) for value in node.inputs]
+    """Columns of several sums; one that is not linear, such as r * h, counts as one atom."""
+    sums = [(value, algebra.sum_of(value)) for value in node.inputs if value is not None]
+    parts = [each if each.is_linear() else algebra.refer(value, each) for value, each in sums]
     axis = get_attribute(node, "axis", ir.AttributeType.INT, 1)
-    if axis not in (-1, max(part.rank for part in parts) - 1) or not all(part.is_linear() for part in parts):
+    if axis not in (-1, max(part.rank for part in parts) - 1):
         return None
     columns, start, total = sum(part.columns for part in parts), 0, None
     for part in parts:

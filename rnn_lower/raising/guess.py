@@ -133,8 +133,7 @@ def _gru_cell(
     linear: the sum that r multiplies, if the product comes first.
     """
     update, gate = _gate(z, states), _gate(n, states, rest)
-    if keeps_new:  # 1 - sigmoid(x) is sigmoid(-x)
-        update = dataclasses.replace(update, W=-update.W, R=-update.R, b=-update.b)
+    update = _negated(update) if keeps_new else update
     if linear is not None:
         inner = _parts(linear, states)
         if gate.R.any() or inner.x is not None:
@@ -142,6 +141,11 @@ def _gru_cell(
         gate = dataclasses.replace(gate, R=inner.R, Rb=inner.b)
     functions = (update.function, gate.function)
     return Cell("GRU", (update, _gate(r, states), gate), functions, reset_after=linear is not None)
+
+
+def _negated(gate: Gate) -> Gate:
+    """The gate that is 1 minus this one: 1 - sigmoid(x) is sigmoid(-x)."""
+    return dataclasses.replace(gate, W=-gate.W, R=-gate.R, b=-gate.b, P=-gate.P)
 
 
 def _where_one(total: Sum, ones: tuple[Atom, ...]) -> np.ndarray:
@@ -186,6 +190,8 @@ def _lstm_cell(
     forget = i if f is None else f
     cell_states = (_previous(new, f, g), new)
     gates = tuple(_gate(function, states, c=cell_states) for function in (i, o, forget, g))
+    if f is None and not np.all(_where_one(new, (i, g)) == 1):  # the one function is that of the forget gate
+        gates = (_negated(gates[0]), *gates[1:])
     return Cell("LSTM", gates, (gates[0].function, gates[3].function, shown.parameters), False, f is None, new)
 
 

@@ -263,6 +263,37 @@ def test_a_mask_that_no_input_decides_is_not_dropped(before, inside):
     assert loops_of(rnn_lower.raise_loops(model)) != []
 
 
+TF_CELLS = {
+    "GRU": """xh = Concat <axis = 1> (x, h) k = MatMul (xh, K) kb = Add (k, b) g = Sigmoid (kb) r, u = Split <axis = 1> (g, halves)
+        rh = Mul (r, h) xr = Concat <axis = 1> (x, rh) c = MatMul (xr, L) cb = Add (c, a) n = Tanh (cb)
+        v = Sub (one, u) old = Mul (u, h) new = Mul (v, n) h2 = Add (old, new) c2 = Identity (s)""",
+    "LSTM": """xh = Concat <axis = 1> (x, h) k = MatMul (xh, K) kb = Add (k, b) g = Sigmoid (kb) f, o = Split <axis = 1> (g, halves)
+        n = MatMul (xh, L) nb = Add (n, a) t = Tanh (nb) i = Sub (one, f) old = Mul (f, s) new = Mul (i, t)
+        c2 = Add (old, new) ct = Tanh (c2) h2 = Mul (o, ct)""",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", TF_CELLS)
+def test_cells_of_tensorflow_are_raised(op):
+    """GRUCell multiplies Concat(x, r * h) by one matrix; CoupledInputForgetGateLSTMCell has 1 - f as its input gate."""
+    numbers = [",".join(str((index * step % 11 - 5) / 7) for index in range(24)) for step in (3, 5)]
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[T,N,3] X, float[N,3] h0, float[N,3] s0) => (float[T,N,3] y)
+        <float[6,6] K = {{{numbers[0]},{",".join(numbers[1].split(",")[:12])}}}, float[6,3] L = {{{",".join(numbers[1].split(",")[:18])}}},
+         float[6] b = {{0.1, 0.2, 0.3, -0.1, -0.2, -0.3}}, float[3] a = {{0.3, 0.2, 0.1}}, float one = {{1}}, int64[2] halves = {{3, 3}}> {{
+        [scan] hT, sT, y = Scan <num_scan_inputs = 1, body = body (float[N,3] h, float[N,3] s, float[N,3] x)
+            => (float[N,3] h2, float[N,3] c2, float[N,3] out) {{ {TF_CELLS[op]} out = Identity (h2) }}> (h0, s0, X) }}""")
+    raised = rnn_lower.raise_loops(model)
+    assert [node.op_type for node in raised.graph.node if node.op_type in ("GRU", "LSTM", "Scan")] == [op]
+    assert rnn_lower.prove(model, raised)
+    rng = np.random.default_rng(0)
+    shapes = {"X": (5, 2, 3), "h0": (2, 3), "s0": (2, 3)}
+    assert same(model, raised, {name: rng.normal(size=shape).astype("f4") for name, shape in shapes.items()})
+    (scan,) = (node for node in model.graph.node if node.op_type == "Scan")
+    (mul,) = (node for node in scan.attribute[1].g.node if node.output[0] == "new")
+    mul.input[0] = mul.input[1]
+    assert loops_of(rnn_lower.raise_loops(model)) == ["scan"]
+
+
 ROUNDED_SIZES = (
     "large = Greater (size, many) k = Cast <to = 1> (large)", "f = Cast <to = 1> (size) g = Mul (f, small) k = Floor (g)",
     "f = Cast <to = 1> (size) g = Div (f, most) i = Cast <to = 7> (g) k = Cast <to = 1> (i)",
