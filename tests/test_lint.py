@@ -591,3 +591,20 @@ def test_calls_of_other_functions_are_named_where_no_test_ran_one(caplog):
     (finding,) = rnn_lower.lint(lowered, "tract").findings
     assert finding.mend == "onnx.inliner.inline_local_functions inlines it"
     assert rnn_lower.lint(onnx.inliner.inline_local_functions(model), "tract").ok
+
+
+@pytest.mark.parametrize(
+    ("nodes", "named"),
+    [
+        ("v, y = TopK (x, one)", ["TopK"]), ("v, i = TopK (x, one) y = Identity (i)", []),
+        ("l, y, h = LSTM <hidden_size = 1> (x3, w, r)", ["LSTM"]), ("z = Relu (x)", ["input"]),
+    ],
+)  # fmt: skip
+def test_outputs_that_onnx2torch_does_not_return(nodes, named):
+    """It returns all outputs of a node as one."""
+    output = "x" if named == ["input"] else "y"
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[2,4] x, float[1,1,4] x3) => ({output})
+        <int64[1] one = {{1}}, float[1,4,4] w = {{1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4}}, float[1,4,1] r = {{1, 2, 3, 4}}> {{ {nodes} }}""")
+    findings = rnn_lower.lint(model, target="onnx2torch").findings
+    assert [finding.op for finding in findings] == named
+    assert named in ([], ["LSTM"]) or findings[0].rule.startswith(f"onnx2torch does not return output '{output}'")

@@ -175,6 +175,7 @@ KEYS: dict[str, Key] = {
     "functions": _FLAG,
     "sparse": _FLAG,
     "output_shapes": _FLAG,
+    "own_outputs": _FLAG,
     "true_shapes": _FLAG,
     "named_sizes": _FLAG,
     "named_batch": _FLAG,

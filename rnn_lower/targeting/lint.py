@@ -98,6 +98,7 @@ def unsupported(
     others, inlined = recurrent | {*known}, recurrent_functions(model)
     calls = {name: name in inlined for name in model.functions}
     yield from _unnamed_sizes(model, target)
+    yield from _shared_outputs(model, target, recurrent)
     for scope in scopes(model):
         yield from _plain(scope, target, shape_info, others, calls)
         for node in scope.graph:
@@ -113,6 +114,21 @@ def _unnamed_sizes(model: ir.Model, target: Target) -> Iterator[Finding]:
             why = f"{target.name} loads no model with an input that has a free size without a name"
             sizes = " ".join(f"{axis_name(name, axis)}=N" for axis in open_axes)
             yield Finding(name, INPUT, "main graph", why, f"name the sizes, or set them (--dim {sizes})")
+
+
+def _shared_outputs(model: ir.Model, target: Target, recurrent: Collection[ir.Node]) -> Iterator[Finding]:
+    """A finding for each output that is no result of a node with one output, if the target needs that.
+
+    recurrent: nodes that lowering replaces.
+    """
+    for value in model.graph.outputs if target.own_outputs else ():
+        node = value.producer()
+        if node is None or (len(node.outputs) > 1 and node not in recurrent):
+            why = (
+                f"{target.name} does not return output '{value.name}', which does not come from a node with one output"
+            )
+            name, op_type = (str(value.name), INPUT) if node is None else (display_name(node), node.op_type)
+            yield Finding(name, op_type, "main graph", why, "return an Identity of it")
 
 
 def summary(findings: Sequence[Finding], target: Target) -> str:

@@ -46,6 +46,7 @@ class Target:
     functions: whether it was shown to run calls of a model's functions.
     sparse: whether it was shown to run sparse initializers.
     output_shapes: whether it loads no model with an output that declares no shape.
+    own_outputs: whether each output of a model must come from a node with one output.
     true_shapes: whether it loads no model that declares a wrong size.
     named_sizes: whether it loads no model with an input that has a free size without a name.
     named_batch: whether a Scan needs a batch size that is a number or the name of a size of an input.
@@ -73,6 +74,7 @@ class Target:
     functions: bool = False
     sparse: bool = False
     output_shapes: bool = False
+    own_outputs: bool = False
     true_shapes: bool = False
     named_sizes: bool = False
     named_batch: bool = False
@@ -138,6 +140,7 @@ class Target:
             (self.functions, "calls of functions", "supported"),
             (self.sparse, "sparse initializers", "supported"),
             (self.output_shapes, "outputs", "must declare their shapes"),
+            (self.own_outputs, "outputs", "must come from nodes with one output"),
             (self.true_shapes, "declared sizes", "must be true, so sizes that cannot be verified are dropped"),
             (self.named_sizes, "free sizes", "of inputs must have names"),
             (self.named_batch, "Scan",
