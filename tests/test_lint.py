@@ -608,3 +608,22 @@ def test_outputs_that_onnx2torch_does_not_return(nodes, named):
     findings = rnn_lower.lint(model, target="onnx2torch").findings
     assert [finding.op for finding in findings] == named
     assert named in ([], ["LSTM"]) or findings[0].rule.startswith(f"onnx2torch does not return output '{output}'")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "is_lost"),
+    [
+        ("y = Shape (x)", True), ("s = Shape (x) y = Add (s, l)", True), ("s = Shape (x) y = Abs (s)", False),
+        ("y = Add (l, l)", False), ("s = Shape (x) c = Cast <to = 6> (s) y = Cast <to = 7> (c)", True),
+    ],
+)  # fmt: skip
+def test_outputs_that_tract_does_not_return(nodes, is_lost):
+    """It computes with sizes in a type of its own, which its interface does not give to callers."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]> g (float[n,4] x, int64[2] l) => (int64[2] y) {{ {nodes} }}"""
+    )
+    assert rnn_lower.lint(model, target="tract").ok != is_lost
+    if missing("tract") is None and not is_lost:
+        feeds = {"x": np.ones((3, 4), np.float32), "l": np.array([1, 2])}
+        (found,) = RUNNERS["tract"][1](model, feeds)
+        np.testing.assert_array_equal(found, run_onnxruntime(model, feeds)[0])

@@ -176,6 +176,7 @@ KEYS: dict[str, Key] = {
     "sparse": _FLAG,
     "output_shapes": _FLAG,
     "own_outputs": _FLAG,
+    "sizes_inside": _FLAG,
     "true_shapes": _FLAG,
     "named_sizes": _FLAG,
     "named_batch": _FLAG,

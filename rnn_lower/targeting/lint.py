@@ -11,7 +11,8 @@ import onnx_ir as ir
 
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, LOOPS
-from rnn_lower.ir.walk import SPARSE, Scope, recurrent_functions, recurrent_nodes, scopes
+from rnn_lower.ir.traits import MEASURING
+from rnn_lower.ir.walk import SPARSE, Scope, comes_from, recurrent_functions, recurrent_nodes, scopes
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.legalizer import can_legalize
 from rnn_lower.lowering.node import RecurrentNode, display_name, read_node
@@ -98,7 +99,7 @@ def unsupported(
     others, inlined = recurrent | {*known}, recurrent_functions(model)
     calls = {name: name in inlined for name in model.functions}
     yield from _unnamed_sizes(model, target)
-    yield from _shared_outputs(model, target, recurrent)
+    yield from _lost_outputs(model, target, recurrent)
     for scope in scopes(model):
         yield from _plain(scope, target, shape_info, others, calls)
         for node in scope.graph:
@@ -116,19 +117,19 @@ def _unnamed_sizes(model: ir.Model, target: Target) -> Iterator[Finding]:
             yield Finding(name, INPUT, "main graph", why, f"name the sizes, or set them (--dim {sizes})")
 
 
-def _shared_outputs(model: ir.Model, target: Target, recurrent: Collection[ir.Node]) -> Iterator[Finding]:
-    """A finding for each output that is no result of a node with one output, if the target needs that.
-
-    recurrent: nodes that lowering replaces.
-    """
-    for value in model.graph.outputs if target.own_outputs else ():
-        node = value.producer()
-        if node is None or (len(node.outputs) > 1 and node not in recurrent):
-            why = (
-                f"{target.name} does not return output '{value.name}', which does not come from a node with one output"
-            )
+def _lost_outputs(model: ir.Model, target: Target, recurrent: Collection[ir.Node]) -> Iterator[Finding]:
+    """A finding for each output that the target does not return. recurrent: nodes that lowering replaces."""
+    for value in model.graph.outputs:
+        node, why = value.producer(), ""
+        is_size = value.dtype == ir.DataType.INT64 and comes_from(value, MEASURING)
+        if target.own_outputs and (node is None or (len(node.outputs) > 1 and node not in recurrent)):
+            why, mend = "does not come from a node with one output", "return an Identity of it"
+        elif target.sizes_inside and is_size and node is not None and node.op_type != "Abs":
+            why, mend = "is int64 and computed from sizes", "return its Abs, int32 or floats"
+        if why:
             name, op_type = (str(value.name), INPUT) if node is None else (display_name(node), node.op_type)
-            yield Finding(name, op_type, "main graph", why, "return an Identity of it")
+            rule = f"{target.name} does not return output '{value.name}', which {why}"
+            yield Finding(name, op_type, "main graph", rule, mend)
 
 
 def summary(findings: Sequence[Finding], target: Target) -> str:

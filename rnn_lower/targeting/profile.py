@@ -47,6 +47,7 @@ class Target:
     sparse: whether it was shown to run sparse initializers.
     output_shapes: whether it loads no model with an output that declares no shape.
     own_outputs: whether each output of a model must come from a node with one output.
+    sizes_inside: whether it returns no int64 that is computed from sizes.
     true_shapes: whether it loads no model that declares a wrong size.
     named_sizes: whether it loads no model with an input that has a free size without a name.
     named_batch: whether a Scan needs a batch size that is a number or the name of a size of an input.
@@ -75,6 +76,7 @@ class Target:
     sparse: bool = False
     output_shapes: bool = False
     own_outputs: bool = False
+    sizes_inside: bool = False
     true_shapes: bool = False
     named_sizes: bool = False
     named_batch: bool = False
@@ -141,6 +143,7 @@ class Target:
             (self.sparse, "sparse initializers", "supported"),
             (self.output_shapes, "outputs", "must declare their shapes"),
             (self.own_outputs, "outputs", "must come from nodes with one output"),
+            (self.sizes_inside, "outputs", "must not be int64 that is computed from sizes"),
             (self.true_shapes, "declared sizes", "must be true, so sizes that cannot be verified are dropped"),
             (self.named_sizes, "free sizes", "of inputs must have names"),
             (self.named_batch, "Scan",
