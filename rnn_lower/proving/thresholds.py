@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -16,7 +14,6 @@ from rnn_lower.ir.walk import Scope, constant, nodes, subgraphs
 from rnn_lower.proving.call import OutOfScopeError, cast_type
 from rnn_lower.proving.element_types import WIDE_INTEGERS
 from rnn_lower.proving.whole_evaluator import COMPARE, COMPARISONS
-from rnn_lower.transforms import certainty
 from rnn_lower.transforms.evaluate import computed_constants
 
 SHAPES = ("Concat", "ConstantOfShape", "Expand", "Reshape", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze")
@@ -60,10 +57,7 @@ def _counted(node: ir.Node, scope: Scope, known: Known) -> Iterator[int]:
     axes = arrays[3] if node.op_type == "Slice" and len(arrays) > 3 else None
     for index, array in enumerate(arrays):
         kinds = "" if node.op_type in SHAPES else "iuf" if node.op_type in COMPARE else "iu"
-        if array is None or not array.size or array.dtype.kind not in kinds:
-            continue
-        if array.size > 4:  # a table, or what many elements are compared with
-            yield from _numbers(np.array([array.min(), array.max()])) if node.op_type in COMPARISONS else ()
+        if array is None or array.size > 4 or array.dtype.kind not in kinds:
             continue
         if axes is not None and scope.outer is not None and index in (1, 2):
             array = array[np.ravel(axes)[: array.size] == 0]
@@ -76,12 +70,12 @@ def counted_numbers(model: ir.Model) -> Counter[int]:
 
 
 def all_thresholds(model: ir.Model) -> set[int]:
-    """The same, and the sizes and steps at which a model may change because of what it computes from them.
+    """The same, and the number of steps that a loop body can tell from later ones.
 
     Raises OutOfScopeError if a loop may count otherwise than by adding and comparing.
     """
     known = _known_values(model)
-    return {*_counted_numbers(model, known), _most_steps(model, known), *_rounded_sizes(model, known)}
+    return {*_counted_numbers(model, known), _most_steps(model, known)}
 
 
 def _known_values(model: ir.Model) -> Known:
@@ -90,41 +84,6 @@ def _known_values(model: ir.Model) -> Known:
 
 def _counted_numbers(model: ir.Model, known: Known) -> Counter[int]:
     return Counter(number for node, scope in nodes(model) for number in _counted(node, scope, known))
-
-
-def _rounded_sizes(model: ir.Model, known: Known) -> Iterator[int]:
-    """Yield the sizes below which floats that are computed from sizes may round to one number: 200 for size * 0.005."""
-    lines = dict[ir.Value | None, tuple[float, float]]()  # size * slope + offset: the least slope, the largest offset
-    for node, _ in nodes(model):
-        if node.op_type in MEASURING:
-            lines.update(dict.fromkeys(node.outputs, (1.0, 0.0)))
-            continue
-        arrays = [known.get(value, constant(value)) for value in node.inputs]
-        pairs = zip(node.inputs, arrays, strict=True)
-        computed = [value for value, array in pairs if value is not None and array is None]
-        if not computed or not lines.keys() >= {*computed}:
-            continue
-        slopes, offsets = zip(*(lines[value] for value in computed), strict=True)
-        slope, offset = min(slopes), max(offsets)
-        if numbers := [*itertools.chain(*map(_magnitudes, arrays))]:
-            low, high = min(numbers), max(numbers)
-            if node.op_type == "Mul":
-                slope, offset = slope * low, offset * high
-            elif node.op_type == "Div":
-                slope, offset = slope / high, offset / low
-            else:
-                offset += high
-        if certainty.jumps(node):
-            yield math.ceil(min((1 + offset) / max(slope, 1e-9), 1e9))
-        lines.update(dict.fromkeys(node.outputs, (slope, offset)))
-
-
-def _magnitudes(array: np.ndarray | None) -> list[float]:
-    """The smallest and the largest magnitude of the floats of a constant, without zeros and infinities."""
-    if array is None or array.dtype.kind != "f":
-        return []
-    numbers = np.abs(array[np.isfinite(array) & (array != 0)]).astype(np.float64)
-    return [float(numbers.min()), float(numbers.max())] if numbers.size else []
 
 
 def _most_steps(model: ir.Model, known: Known) -> int:

@@ -30,6 +30,7 @@ from rnn_lower.proving.model_inputs import overridable_inputs, overrides, requir
 from rnn_lower.proving.new_faults import new_misdeclaration
 from rnn_lower.proving.node_proof import FAILURE
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof, Proof
+from rnn_lower.proving.size_functions import size_functions
 from rnn_lower.proving.thresholds import MOST_COUNTED, compared_numbers
 from rnn_lower.proving.whole_evaluator import COMPARISONS, FEW, NotRunError, WholeEvaluator
 from rnn_lower.proving.whole_inputs import (
@@ -190,6 +191,7 @@ class _Comparison:
         self.types = {str(v.name): (v.dtype or ir.DataType.FLOAT).numpy() for v in inputs}
         self.integers = [str(v.name) for v in inputs if v.dtype is not None and v.dtype.is_integer()]
         self.flows = [IntegerFlow(model) for model in self.models]
+        self.of_sizes = [size_functions(model) if exact_sizes else {} for model in self.models]
         kinds = set().union(*map(types_of, self.documents))
         self.narrow = kinds if len(kinds) == 1 else set[ir.DataType]()
         self.count, self.ran = 0, list[Mapping[str, int]]()
@@ -363,9 +365,10 @@ class _Comparison:
             return ""
         results, symbols, computed = list[list[Array]](), list[set[str]](), list[dict[str, Array]]()
         executed = set[ir.Graph]()
-        for document, flow in zip(self.documents, self.flows, strict=True):
+        for document, flow, of_sizes in zip(self.documents, self.flows, self.of_sizes, strict=True):
             field.symbols.clear()
             evaluator = self._evaluator(document, flow, field, trial)
+            evaluator.of_sizes = of_sizes
             try:
                 results.append(evaluator.outputs(inputs))
             except NoStepsError:

@@ -1,0 +1,71 @@
+"""What a model computes from sizes alone: a proof that tries some sizes takes it for a random function of them.
+
+Otherwise, a graph could change at a size that no trial has: Floor(size * 0.005) is 0 in all of them. Integers stay what
+they are, because graphs compute shapes with them, and so do comparisons of plain sizes and positions with constants,
+beyond which the proof tries sizes (`thresholds`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+
+import numpy as np
+import onnx_ir as ir
+
+from rnn_lower.ir.traits import DATA_MOVEMENT, ELEMENTWISE, MEASURING
+from rnn_lower.ir.walk import constant, nodes, subgraphs
+from rnn_lower.proving.call import attributes_key
+from rnn_lower.proving.whole_evaluator import COMPARISONS
+
+FILLING = ("ConstantOfShape", "Expand", "Tile")
+"""Operators that repeat elements of a constant so often as sizes say."""
+
+PLAIN = (*DATA_MOVEMENT, *COMPARISONS, "Add", "And", "Cast", "Neg", "Not", "Or", "Range", "Sub")
+"""Operators whose results are still plain: sizes and positions, one more or less, and comparisons of them."""
+
+FEW = 4
+"""The most constants with which a plain size is compared."""
+
+
+def size_functions(model: ir.Model) -> dict[ir.Value, str]:
+    """The values that depend on sizes and constants alone, with a text that tells how, except for plain ones."""
+    keys, plain, filled = dict[ir.Value | None, str](), set[ir.Value | None](), set[ir.Value | None]()
+    for node, _ in nodes(model):
+        arrays = [constant(value) for value in node.inputs]
+        operands = list(zip(node.inputs, arrays, strict=True))
+        computed = {value for value, array in operands if value is not None and array is None}
+        if node.op_type in MEASURING:
+            sources = [str(value.name) for value in computed]
+            plain.update(node.outputs)
+        elif computed and keys.keys() >= computed and not any(subgraphs(node)):  # bodies may read anything
+            sources = [keys.get(value, "") if array is None else _text(array) for value, array in operands]
+            if _is_filled(node, computed, filled):
+                filled.update(node.outputs)
+            elif node.op_type in PLAIN and plain.issuperset(computed) and _is_plain(node, arrays):
+                plain.update(node.outputs)
+        else:
+            continue
+        text = " ".join([node.op_type, attributes_key(node), *sources])
+        key = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        keys.update({value: f"{key} {index}" for index, value in enumerate(node.outputs)})
+    return {value: key for value, key in keys.items() if value is not None and value not in plain | filled}
+
+
+def _is_filled(node: ir.Node, computed: Collection[ir.Value], filled: Collection[ir.Value | None]) -> bool:
+    """Whether sizes decide only how many elements a node returns, not which. filled: values of which this is known."""
+    if node.op_type in (*ELEMENTWISE, *DATA_MOVEMENT) and all(value in filled for value in computed):
+        return True
+    return node.op_type == "ConstantOfShape" or (node.op_type in FILLING and node.inputs[0] not in computed)
+
+
+def _is_plain(node: ir.Node, arrays: list[np.ndarray | None]) -> bool:
+    """Whether a node adds at most one to a size, or compares it with a few numbers. arrays: its constants."""
+    numbers = [array for array in arrays if array is not None]
+    if node.op_type in ("Add", "Sub"):
+        return all(np.all(np.abs(array.astype(np.float64)) <= 1) for array in numbers)
+    return node.op_type not in COMPARISONS or all(array.size <= FEW for array in numbers)
+
+
+def _text(array: np.ndarray) -> str:
+    return hashlib.blake2b(f"{array.dtype} {array.shape}".encode() + array.tobytes(), digest_size=8).hexdigest()
