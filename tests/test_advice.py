@@ -153,3 +153,10 @@ def test_operators_that_hide_sizes_are_named():
         rnn_lower.lower(model, target="opencv")
     why = "because shape inference does not know the results of BiasGelu of domain com.microsoft"
     assert str(error.value).endswith(f"{why}; export the model without such operators")
+    model.graph.node[0].CopyFrom(helper.make_node("NonZero", ["x"], ["i"]))
+    model.graph.node.insert(1, helper.make_node("GatherND", ["big", "i"], ["h"]))
+    model.graph.input.append(helper.make_tensor_value_info("big", TensorProto.FLOAT, [9, 9, 9, 2, 3]))
+    model.graph.node.append(helper.make_node("BiasGelu", ["x", "b"], ["z"], domain="com.microsoft"))
+    with pytest.raises(rnn_lower.RnnLowerError) as error:
+        rnn_lower.lower(model, target="opencv")
+    assert "BiasGelu" not in str(error.value)

@@ -50,6 +50,12 @@ def constant(value: Any, dtype: ir.DataType, name: str = "constant") -> Constant
     return Constant(_key("literal", dtype, array.shape, array.tobytes()), array.shape, dtype, lambda: array, name)
 
 
+def largest_at_most(number: float, dtype: ir.DataType) -> np.ndarray:
+    """The largest number of an element type that is not larger than this one."""
+    nearest: np.ndarray = np.asarray(number).astype(dtype.numpy())
+    return nearest if float(nearest) <= number else np.nextafter(nearest, nearest.dtype.type(-np.inf))
+
+
 def from_tensor(tensor: ir.TensorProtocol) -> Constant:
     """Return the constant of an initializer or a Constant node; its data stays in memory or in its file."""
     key, shape = _key("tensor", id(tensor)), tuple(tensor.shape.numpy())

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-import numpy as np
 import onnx_ir as ir
 
+from rnn_lower.builder.constants import largest_at_most
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand
 from rnn_lower.builder.versions import exists
 
@@ -35,10 +35,8 @@ def leaky_relu(b: GraphBuilder, x: Operand, alpha: float, beta: float) -> Operan
 
 def thresholded_relu(b: GraphBuilder, x: Operand, alpha: float, beta: float) -> Operand:
     """x > alpha ? x : 0"""
-    limit = np.asarray(alpha, b.dtype.numpy())
-    if float(limit) > alpha:  # rounded up, it would no longer be below the element that it was rounded to
-        limit = np.nextafter(limit, -np.inf, dtype=limit.dtype)
-    above = b.less(b.scalar(float(limit)), x, "above")
+    # Rounded up, the limit would no longer be below the element that it was rounded to.
+    above = b.less(b.scalar(float(largest_at_most(alpha, b.dtype))), x, "above")
     if exists("Where", b.opset):
         return b.op("Where", above, x, b.scalar(0.0), name="thresholded_relu")
     return b.mul(b.cast(above, ir.DataType.BOOL, b.dtype), x, "thresholded_relu")

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from rnn_lower.builder.constants import ModelConstants
 from rnn_lower.builder.graph_builder import GraphBuilder, detach
 from rnn_lower.builder.names import Names
+from rnn_lower.driver.plan import remove_unused
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.replacing import substitute
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
@@ -90,11 +91,7 @@ def _legalize(model: ir.Model, target: Target, everything: bool) -> int:
         read += node.inputs
         count += _replace(node, checker, b, fixed)
     constants.register()
-    for value in read:  # by a node that is gone, such as the sizes of a Split
-        if value is not None and value.is_initializer() and not (value.uses() or value.is_graph_output()):
-            assert value.graph is not None
-            if value not in value.graph.inputs:
-                value.graph.initializers.pop(str(value.name), None)
+    remove_unused(value for value in read if value is not None)
     return count
 
 

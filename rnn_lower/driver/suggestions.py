@@ -16,7 +16,7 @@ import onnx_ir as ir
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import ConversionError, Requirement, RnnLowerError, UnmetRequirementError, UnsupportedError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, newest_opset
-from rnn_lower.ir.walk import is_quantized, nodes
+from rnn_lower.ir.walk import is_quantized, nodes, recurrent_nodes
 from rnn_lower.loops.model import loops
 from rnn_lower.lowering.node import axes_of
 from rnn_lower.options import Options
@@ -107,19 +107,22 @@ def _suggestion(lacks: Sequence[Requirement], options: Options, model: ir.Model,
             sizes = [{}, *_sizes(lacks, options, model)][:2]
             if any(_error(attempt, options, {"loops": True, **size}) is None for size in sizes):
                 tries = "unroll the loops of the model (--loops), or "
-        if foreign := _foreign_operators(model):
-            why = f"{why}, because shape inference does not know the results of {', '.join(foreign)}"
-        return f"{why}; {tries}export the model {'without such operators' if foreign else 'with a fixed size'}"
+        if hiding := _hiding_operators(model):
+            why = f"{why}, because shape inference does not know the results of {', '.join(hiding)}"
+        return f"{why}; {tries}export the model {'without such operators' if hiding else 'with a fixed size'}"
     return f"no option avoids this{f'; the last attempt failed with: {error}' if error else ''}{again}"
 
 
-def _foreign_operators(model: ir.Model) -> list[str]:
-    """The operators of other domains, which hide the sizes behind them."""
-    others = {node for node, _ in nodes(model) if node.domain not in DEFAULT_DOMAINS and not is_quantized(node)}
-    named = {
-        f"{node.op_type} of domain {node.domain}" for node in others if node.op_identifier() not in model.functions
-    }
-    return sorted(named)[:3]
+def _hiding_operators(model: ir.Model) -> list[str]:
+    """The operators of other domains from which inputs of recurrent nodes are computed."""
+    waiting, seen = [value for node, _ in recurrent_nodes(model) for value in node.inputs], set[ir.Node]()
+    while waiting:
+        node = None if (value := waiting.pop()) is None else value.producer()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += node.inputs
+    foreign = (node for node in seen if node.domain not in DEFAULT_DOMAINS and not is_quantized(node))
+    return sorted({f"{n.op_type} of domain {n.domain}" for n in foreign if n.op_identifier() not in model.functions})
 
 
 def _written(change: Change, options: Options) -> str:

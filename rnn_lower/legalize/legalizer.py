@@ -54,7 +54,7 @@ def legalize_copy(node: ir.Node, b: GraphBuilder, checker: ConstraintChecker) ->
     Raises UnsupportedOpError like `legalize`, and for a node with bodies, which a copy would share with it.
     """
     if any(subgraphs(node)):
-        raise UnsupportedOpError(node.op_type, "it has bodies")
+        raise UnsupportedOpError(node.op_type, "a node with bodies cannot be copied")
     outputs = [ir.Value(name=value.name, type=value.type, shape=value.shape) for value in node.outputs]
     twin = ir.Node("", node.op_type, node.inputs, list(node.attributes.values()), outputs=outputs, name=node.name)
     infos = {new: checker.declared(old) for new, old in zip(outputs, node.outputs, strict=True)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from rnn_lower.builder.graph_builder import GraphBuilder, detach
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, LOOPS
 from rnn_lower.ir.traits import RANDOM
-from rnn_lower.ir.walk import get_attribute, known_tensor, subgraphs, with_bodies
+from rnn_lower.ir.walk import get_attribute, in_declared_rank, known_tensor, subgraphs, with_bodies
 from rnn_lower.loops.items import FEW, Item, Items, Row, Table, key_of, written
 from rnn_lower.loops.rules import RULES, Call, of_all_rows
 from rnn_lower.shapes.shape_info import ShapeInfo
@@ -131,7 +132,8 @@ class Unroller:
             self._check(step, count, before)
             self._steps = count or step + 1
             if sequences is None:
-                going, *results = self._step(body, [np.array(step, np.int64), np.array(True), *states], env, step)
+                pair = zip((np.array(step, np.int64), np.array(True)), body.inputs, strict=False)
+                going, *results = self._step(body, [*itertools.starmap(in_declared_rank, pair), *states], env, step)
             else:
                 results = self._step(body, [*states, *(rows[step] for rows in sequences)], env, step)
             states = results[: len(states)]

@@ -106,8 +106,11 @@ class Document:
         except ir.serde.SerdeError as error:
             raise _not_carried(f"this model: {one_line(first_cause(error))}") from None
         for tensor in protobuf.tensors(proto):  # onnx_ir writes the metadata of its file once more
-            keys = {entry.key for entry in tensor.metadata_props}
-            del tensor.metadata_props[len(keys) :]
+            metadata = {entry.key: entry.value for entry in tensor.metadata_props}
+            if len(metadata) < len(tensor.metadata_props):
+                del tensor.metadata_props[:]
+                for key, text in metadata.items():
+                    tensor.metadata_props.add(key=key, value=text)
         inputs, declared = {v.name for v in proto.graph.input}, {info.name: info for info in self.proto.graph.output}
         before = {info.name for graph in protobuf.graphs_in(self.proto.graph) for info in graph.value_info}
         graphs = [*protobuf.graphs_in(proto.graph)]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from rnn_lower.builder.constants import largest_at_most
 from rnn_lower.ir.walk import subgraphs
 from rnn_lower.proving.field import Array, Field
 
@@ -106,10 +107,8 @@ class Call:
 
     def factor(self, name: str, default: float) -> Array:
         """The image of a float attribute as a constant of the element type, as which a graph may compute with it."""
-        exact = np.float32(self.attribute(name, default))
-        number = exact.astype(self.dtype.numpy())
-        if self.node.op_type == "ThresholdedRelu" and number > exact:  # its own element would no longer be above
-            number = np.nextafter(number, -np.inf, dtype=number.dtype)
+        exact, is_limit = np.float32(self.attribute(name, default)), self.node.op_type == "ThresholdedRelu"
+        number = largest_at_most(float(exact), self.dtype) if is_limit else exact.astype(self.dtype.numpy())
         return self.field.number(float(number))
 
     def real(self, index: int) -> Array:

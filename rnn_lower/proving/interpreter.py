@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, WITH_BODIES
-from rnn_lower.ir.walk import constant, with_bodies
+from rnn_lower.ir.walk import constant, in_declared_rank, with_bodies
 from rnn_lower.proving import algebraic_patterns, scalar_functions
 from rnn_lower.proving.call import (
     Call,
@@ -182,7 +182,7 @@ class Interpreter:
         if size > self.most_elements:
             raise OutOfScopeError(
                 f"{node.op_type} '{node.name}' computes more than {self.most_elements} elements, the limit of the proof"
-                "; smaller sizes need fewer (--dim)"
+                "; smaller sizes need fewer"
             )
         return size
 
@@ -271,7 +271,8 @@ class Interpreter:
                 raise OutOfScopeError(f"the condition of Loop '{node.name}' depends on floating-point values")
             if not condition.all():
                 break
-            condition, *results = self._body(body, [np.array(trip, np.int64), condition, *states])  # type: ignore[list-item]
+            number = in_declared_rank(np.array(trip, np.int64), body.inputs[0]) if body.inputs else np.array(trip)
+            condition, *results = self._body(body, [number, condition, *states])  # type: ignore[list-item]
             for index, (before, after) in enumerate(zip(states, results, strict=False)):
                 self._check_state(node, index, before, after)  # type: ignore[arg-type]
             states = [*results[: len(states)]]

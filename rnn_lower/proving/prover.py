@@ -139,19 +139,19 @@ def _changes_beside_nodes(before: Document, after: Document) -> list[str]:
 def _rebound_names(before: ir.Model, after: ir.Model) -> Iterator[str]:
     """The names that nodes of both models read, but that refer to values of graphs which do not correspond."""
     pairs = list(_pairs(before, after))
-    paired = {_plain(old.graph): _plain(new.graph) for old, new in pairs}
+    paired = {_graph_of(old.graph): _graph_of(new.graph) for old, new in pairs}
     for old, new in pairs:
-        there = {output_names(node): node.inputs for node in new.graph}
-        reads = [(node.inputs, there.get(output_names(node), ())) for node in old.graph]
+        twins = {output_names(node): node.inputs for node in new.graph}
+        reads = [(node.inputs, twins.get(output_names(node), ())) for node in old.graph]
         reads.append((old.graph.outputs, new.graph.outputs))
         for a, b in itertools.chain.from_iterable(zip(*values, strict=False) for values in reads):
             if a is None or b is None or a.name != b.name:
                 continue
-            if paired.get(_plain(owner_of(a))) is not _plain(owner_of(b)):
+            if paired.get(_graph_of(owner_of(a))) is not _graph_of(owner_of(b)):
                 yield f"{new.path}: '{a.name}' now refers to a value of another graph"
 
 
-def _plain(graph: Graph | None) -> ir.Graph | None:
+def _graph_of(graph: Graph | None) -> ir.Graph | None:
     """The graph of a function, which its inputs have as their owner, or the graph itself."""
     return graph.graph if isinstance(graph, ir.Function) else graph
 

@@ -91,8 +91,10 @@ def _may_be_raised(source: Document, lowered: Document) -> bool:
     """Whether loops of the original may have become recurrent nodes of the lowered model, or were lowered as such."""
     if _marks(source, NODE_MARK):  # a raised loop may have been lowered to one again
         return True
+    if not any(loops(source.model)):
+        return False
     names = {display_name(node) for node, _ in recurrent_nodes(lowered.model)} | _marks(lowered, NODE_MARK)
-    return any(loops(source.model)) and not names <= {display_name(node) for node, _ in recurrent_nodes(source.model)}
+    return not names <= {display_name(node) for node, _ in recurrent_nodes(source.model)}
 
 
 def _marks(document: Document, key: str) -> set[str]:

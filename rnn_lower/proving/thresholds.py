@@ -69,8 +69,15 @@ def counted_numbers(model: ir.Model) -> Counter[int]:
     return _counted_numbers(model, _known_values(model))
 
 
+def check_counted(numbers: Iterable[int]) -> None:
+    """Raise OutOfScopeError if a number is too large for a size."""
+    if (largest := max(numbers, default=0)) > MOST_COUNTED:
+        text = f"a node compares a size with the constant {largest}"
+        raise OutOfScopeError(f"{text}; the proof supports constants up to {MOST_COUNTED}")
+
+
 def all_thresholds(model: ir.Model) -> set[int]:
-    """The same, and the number of steps that a loop body can tell from later ones.
+    """The constants that a node compares with or a loop counts to, and the largest step that a body can recognize.
 
     Raises OutOfScopeError if a loop may count otherwise than by adding and comparing.
     """

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from rnn_lower.proving.call import OutOfScopeError
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.model_inputs import required_inputs
-from rnn_lower.proving.thresholds import MOST_COUNTED, all_thresholds, counted_numbers
+from rnn_lower.proving.thresholds import all_thresholds, check_counted, counted_numbers
 from rnn_lower.proving.whole_evaluator import NotRunError
 from rnn_lower.shapes.expressions import evaluated, names_in
 from rnn_lower.shapes.shape_info import symbol
@@ -106,10 +106,7 @@ def sizes_beyond_all(models: Sequence[ir.Model], required: Mapping[str, int]) ->
     """
     numbers = sorted(set().union(*map(all_thresholds, models)))
     large = [number for number in numbers if number > max(SIZES)]
-    if large and large[-1] > MOST_COUNTED:
-        raise OutOfScopeError(
-            f"a node compares a size with the constant {large[-1]}; the proof supports constants up to {MOST_COUNTED}"
-        )
+    check_counted(large)
     near = {number + more for number in numbers if 0 < number <= max(SIZES) for more in (0, 1)}
     beyond = [number + more for number in large[-MOST_LIMITS:] for more in (0, 2)]
     yield from _new_sizes(models[0], required, [*sorted(near), *beyond, ANY_COUNT])

@@ -133,15 +133,15 @@ def _work(work: Callable[[], bytes], reader: int, writer: int) -> None:
     signal.signal(STOP, signal.default_int_handler)
     memory.limit_to_available()
     unblock_signals(signal.valid_signals())
-    _without_telemetry()
+    _disable_telemetry()
     with os.fdopen(writer, "wb") as pipe:
         pipe.write(work() + _DONE)
     _flush()
 
 
-def _without_telemetry() -> None:
-    """From version 1.29 on, a thread of onnxruntime sends events, and may have held a lock when the parent forked."""
-    onnxruntime = sys.modules.get("onnxruntime.capi._pybind_state")  # "onnxruntime" may be there, but not loaded yet
+def _disable_telemetry() -> None:
+    """Turn off onnxruntime's telemetry: its thread, which a child lacks, may have held a lock during the fork."""
+    onnxruntime = sys.modules.get("onnxruntime.capi._pybind_state")  # absent while the import is only deferred
     if onnxruntime is not None:
         onnxruntime.disable_telemetry_events()
 

@@ -16,9 +16,8 @@ from rnn_lower.checking import samples
 from rnn_lower.errors import RnnLowerError, one_line
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio.document import Document
-from rnn_lower.proving.call import OutOfScopeError
 from rnn_lower.proving.model_inputs import fixed_sizes
-from rnn_lower.proving.thresholds import MOST_COUNTED, counted_numbers
+from rnn_lower.proving.thresholds import check_counted, counted_numbers
 from rnn_lower.shapes.fixed_dims import declared_shapes, free_dims
 from rnn_lower.streaming.plan import LAST, Plan, fixed_step
 from rnn_lower.streaming.session import Feeds, StreamingSession
@@ -94,15 +93,14 @@ class ChunkedRuns:
         Raises OutOfScopeError if a number is too large.
         """
         numbers = counted_numbers(self.made.model) - counted_numbers(self.original.model)
-        if max(numbers, default=0) > MOST_COUNTED:
-            text = f"the streaming model counts to {max(numbers)} or compares sizes with it"
-            raise OutOfScopeError(f"{text}; the proof supports numbers up to {MOST_COUNTED}")
+        is_free = fixed_step(self.original.proto, self.plan) is None
         others = defaultdict[str, list[tuple[str, int]]](list)
         for name, axis, label in free_dims(declared_shapes(self.original.model)):
             if self.plan.inputs.get(name) != axis:
                 others[label].append((name, axis))
         for size in sorted({1, 2, *(number + more for number in numbers if number > 0 for more in (0, 1))}):
-            if size > max(CHUNKS) and fixed_step(self.original.proto, self.plan) is None:
+            check_counted([size - 1])
+            if size > max(CHUNKS) and is_free:
                 yield Trial(self.remembered + size, (size,), mixed=0, is_long=True)
             for axes in others.values():
                 fixed = dict.fromkeys(axes, size)

@@ -8,6 +8,7 @@ states after chunks of different lengths.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -159,7 +160,8 @@ def _limits(runs: ChunkedRuns, left_out: str) -> Iterator[str]:
 def _difference(runs: ChunkedRuns, index: int, field: Field, models: Sequence[ModelInterpreter]) -> str | None:
     """The first difference between chunks and the whole sequence, or None; some runs of point 0 are long."""
     trials = [Trial(runs.remembered + MORE, CHUNKS, mixed=1)]
-    for trial in (*trials, *((*runs.long_trials(), *runs.trials_beyond()) if index == 0 else ())):
+    further = (runs.long_trials, runs.trials_beyond) if index == 0 else ()
+    for trial in itertools.chain(trials, *(make() for make in further)):
         try:
             feeds = _sampled(runs, index, trial, field, models[0])
         except NoInputsError as error:

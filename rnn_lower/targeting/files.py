@@ -180,7 +180,7 @@ KEYS: dict[str, Key] = {
     "true_shapes": _FLAG,
     "named_sizes": _FLAG,
     "named_batch": _FLAG,
-    "lengths_opset": Key(_is_count, "the first opset, such as 11"),
+    "sequence_lens_opset": Key(_is_count, "the first opset, such as 11"),
     "rank": Key(lambda value: _is_whole(value) and value > 0, "the highest rank, such as 4"),
     "static": _FLAG,
     "single_batch": _FLAG,

@@ -177,7 +177,7 @@ def _plain(
             continue
         rule: str | None
         if node.domain not in DEFAULT_DOMAINS:
-            rule = target.constraints.foreign(node.domain, node.op_type)
+            rule = target.constraints.unknown_operator(node.domain, node.op_type)
         else:
             rule = checker.violation(node)  # also for loops, because later nodes read their infos
             if node.op_type in LOOPS and node.op_type.lower() not in target.forms:

@@ -51,7 +51,7 @@ class Target:
     true_shapes: whether it loads no model that declares a wrong size.
     named_sizes: whether it loads no model with an input that has a free size without a name.
     named_batch: whether a Scan needs a batch size that is a number or the name of a size of an input.
-    lengths_opset: the first opset in which it runs sequence_lens if the length of X is unknown.
+    sequence_lens_opset: the first opset in which it runs sequence_lens if the length of X is unknown.
     path: the path of its file.
     slow: the number of unrolled steps above which loading is slow, and the measured seconds for an LSTM at T = 400.
     """
@@ -80,7 +80,7 @@ class Target:
     true_shapes: bool = False
     named_sizes: bool = False
     named_batch: bool = False
-    lengths_opset: int = 1
+    sequence_lens_opset: int = 1
     path: Path = Path()
 
     @property
@@ -119,22 +119,20 @@ class Target:
         if self.tune:
             yield "tuned by", ", ".join(self.tune)
         yield "opsets", f"{first} and up" if last >= 99 else f"{first} to {last}"
-        if self.lengths_opset > 1:
-            yield "sequence_lens", f"from opset {self.lengths_opset} on, if the sequence length is unknown"
+        if self.sequence_lens_opset > 1:
+            yield "sequence_lens", f"from opset {self.sequence_lens_opset} on, if the sequence length is unknown"
         batch = "1" if self.single_batch else "known" if self._known_batch else None
         yield "batch size", f"must be {batch}" if batch else "may be unknown"
         if self.constraints.static:
             yield "sizes", "all sizes must be known"
         if self.constraints.rank is not None:
             yield "ranks", f"up to {self.constraints.rank}"
-        if self.constraints.takes is not None:
-            yield "supported operators", ", ".join(sorted(self.constraints.takes))
-        if self.constraints.avoid:
-            yield "avoided operators", ", ".join(sorted(self.constraints.avoid))
-        if self.constraints.avoid_types:
-            yield "avoided element types", ", ".join(sorted(self.constraints.avoid_types))
-        if self.constraints.other_domains is not None:
-            yield "operators of other domains", ", ".join(sorted(self.constraints.other_domains)) or "none"
+        lists = (
+            ("supported operators", self.constraints.takes), ("avoided operators", self.constraints.avoid or None),
+            ("avoided element types", self.constraints.avoid_types or None),
+            ("operators of other domains", self.constraints.other_domains),
+        )  # fmt: skip
+        yield from ((what, ", ".join(sorted(names)) or "none") for what, names in lists if names is not None)
         if not self.scan_captures:
             yield "Scan", "a body must not read values that are computed outside it"
         facts = (
@@ -167,11 +165,8 @@ class Target:
         for what, source in self.constraints.sources.items():
             yield f"source of {what}", source
         if self.slow is not None:
-            steps, seconds = self.slow
-            yield (
-                "loading",
-                f"slow for more than {steps} unrolled steps ({seconds:g} s to load an LSTM unrolled to 400 steps)",
-            )
+            time = f"{self.slow[1]:g} s to load an LSTM unrolled to 400 steps"
+            yield "loading", f"slow for more than {self.slow[0]} unrolled steps ({time})"
 
     def choose_form(self, node: RecurrentNode, opset: int) -> str:
         """The form for a node if no form is requested."""
@@ -233,8 +228,8 @@ class Target:
         if form == "unroll" and node.static_length is None:
             forms = tuple(name for name in possible if name != form)
             requirements.append(_needs("form unroll", node, "seq_length", forms))
-        if "sequence_lens" in node.inputs and node.static_length is None and opset < self.lengths_opset:
-            since = self.lengths_opset
+        if "sequence_lens" in node.inputs and node.static_length is None and opset < self.sequence_lens_opset:
+            since = self.sequence_lens_opset
             what = f"{text} needs opset {since} for sequence_lens if the sequence length is unknown, not opset {opset}"
             requirements.append(Requirement(what, opsets=(since, last)))
         if not first <= opset <= last:

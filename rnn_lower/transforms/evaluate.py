@@ -60,7 +60,7 @@ def evaluate(
     inputs, outputs = ([onnx.ValueInfoProto(name=name) for name in names] for names in (feeds, wanted))
     graph = onnx.helper.make_graph(nodes, "evaluated", inputs, outputs)
     model = onnx.helper.make_model(graph, opset_imports=list(imports))
-    with np.errstate(all="ignore"):  # runtimes do not warn of infinities either
+    with np.errstate(all="ignore"):  # numpy would warn on stderr
         return [np.asarray(value) for value in evaluator(model).run(None, dict(feeds))]
 
 

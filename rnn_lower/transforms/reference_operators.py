@@ -18,15 +18,20 @@ from rnn_lower.transforms.reference_windows import WINDOWS
 
 
 class Loop(op_loop.Loop):  # type: ignore[misc]  # onnx gives it no types
-    """Loop: onnx 1.23 concatenates scan outputs instead of stacking them, and treats a missing condition as false."""
+    """Loop: onnx 1.23 concatenates scan outputs instead of stacking them, and treats a missing condition as false.
+
+    The number of a step and the condition have the rank that the body declares, as on onnxruntime.
+    """
 
     def _run(
         self, trips: Any, going: Any, *carried: Any, context: Any = None, body: Any = None, attributes: Any = None,
         **newer: Any,
     ) -> tuple[Any, ...]:  # fmt: skip  # newer: `bindings`, since onnx 1.23
         states, stacked, trip = list(carried), [list[np.ndarray]() for _ in range(self.K)], 0
+        shapes = [(1,) * len(kind.tensor_type.shape.dim[:1]) for kind in self.body.input_types[:2]]
         while (going is None or bool(going)) and (trips is None or trip < int(trips)):
-            arguments = (np.array(trip, np.int64), np.array(True), *states)
+            numbers = (np.array(trip, np.int64), np.array(True))
+            arguments = (*(number.reshape(shape) for number, shape in zip(numbers, shapes, strict=True)), *states)
             feeds = {**(context or {}), **dict(zip(self.body.input_names, arguments, strict=True))}
             going, *values = self._run_body(feeds, attributes=attributes, **newer)
             states, trip = values[: self.N], trip + 1

@@ -80,8 +80,9 @@ def outline_of(model: ir.Model) -> onnx.ModelProto:
 
 
 def without_annotations(proto: onnx.ModelProto, hints: Shapes | None = None) -> onnx.ModelProto:
-    """A copy in which only inputs and initializers of the main graph and functions declare shapes, and Loops' counters.
+    """A copy in which only inputs and initializers of the main graph and functions declare shapes.
 
+    The number of a Loop's step keeps rank 0; another rank, which runtimes read differently, counts as unknown.
     Initializers that a caller may override are removed, because their content is not certain. hints: certain shapes.
     """
     copy = onnx.ModelProto()
@@ -93,9 +94,9 @@ def without_annotations(proto: onnx.ModelProto, hints: Shapes | None = None) -> 
     types = {info.name: info.type.tensor_type.elem_type for info in (*copy.graph.value_info, *copy.graph.output)}
     for graph in protobuf.graphs_in(copy.graph):
         graph.ClearField("value_info")
-        bodies = [(node.op_type, body) for node in graph.node for body in protobuf.graphs_of(node)]
-        changing = [body.input[2:] if op_type == "Loop" else body.input for op_type, body in bodies]
-        for value in itertools.chain(*changing, graph.output):
+        bodies = [(node.op_type, body.input) for node in graph.node for body in protobuf.graphs_of(node)]
+        declared = [values[op_type == "Loop" and _is_scalar(values) :] for op_type, values in bodies]
+        for value in itertools.chain(*declared, graph.output):
             if value.type.HasField("tensor_type"):
                 value.type.tensor_type.ClearField("shape")
     for holder in protobuf.holders(copy):
@@ -109,6 +110,12 @@ def without_annotations(proto: onnx.ModelProto, hints: Shapes | None = None) -> 
         text = onnx.helper.make_tensor_value_info(name, types.get(name) or dtype, shape)
         outputs[name].CopyFrom(text) if name in outputs else copy.graph.value_info.append(text)
     return copy
+
+
+def _is_scalar(values: Sequence[onnx.ValueInfoProto]) -> bool:
+    """Whether the first of these values declares rank 0."""
+    kind = values[0].type.tensor_type if values else None
+    return kind is not None and kind.HasField("shape") and not kind.shape.dim
 
 
 def _show_to_bodies(graph: onnx.GraphProto, outer: Mapping[str, onnx.TensorProto]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 
 import onnx_ir as ir
@@ -88,11 +87,11 @@ def _stack_operands(b: GraphBuilder, scan: ir.Node) -> dict[ir.Value, ir.Value]:
     body, states = scan.attributes["body"].as_graph(), state_count(scan)
     if len(body.outputs) != states + 1:
         return {}
-    copy = body.outputs[states].producer()
-    state = None if copy is None or copy.op_type not in ("Unsqueeze", "Identity") else copy.inputs[0]
-    last = None if state is None or state not in body.outputs[:states] else state.producer()
-    if copy is None or state is None or last is None or last.op_type not in ("Add", "Mul"):
+    copied = _stacked_state(body, states, states, ("Unsqueeze", "Identity"))
+    last = None if copied is None else copied[1].producer()
+    if copied is None or last is None or last.op_type not in ("Add", "Mul"):
         return {}
+    copy, state = copied
     operands = [value for value in last.inputs if value is not None]
     if any(value.producer() not in body for value in operands):
         return {}
@@ -109,19 +108,33 @@ def _stack_operands(b: GraphBuilder, scan: ir.Node) -> dict[ir.Value, ir.Value]:
     y, operand = scan.outputs[states:]
     operand.name = b.unique_name("Y_operand")
 
-    def apply(outer: GraphBuilder) -> Operand:
+    def apply(outer: GraphBuilder, y: ir.Value) -> Operand:
         steps = outer.binary(last.op_type, y, operand, "Y_steps")
         return outer.unsqueeze(steps, [1], "Y") if copy.op_type == "Unsqueeze" else steps
 
     return {y: _outside(b, scan, y, apply)}
 
 
-def _outside(b: GraphBuilder, scan: ir.Node, y: ir.Value, apply: Callable[[GraphBuilder], Operand]) -> ir.Value:
-    """What `apply` computes from an output of a Scan behind it, which takes its name and its place."""
+def _stacked_state(
+    body: ir.Graph, index: int, states: int, copies: Sequence[str]
+) -> tuple[ir.Node, ir.Value] | None:  # fmt: skip
+    """The node that copies a state to an output of a body, and the state; None for another output."""
+    copy = body.outputs[index].producer()
+    state = None if copy is None or copy.op_type not in copies else copy.inputs[0]
+    return None if copy is None or state is None or state not in body.outputs[:states] else (copy, state)
+
+
+def _outside(
+    b: GraphBuilder, scan: ir.Node, y: ir.Value, apply: Callable[[GraphBuilder, ir.Value], Operand]
+) -> ir.Value:  # fmt: skip
+    """Insert behind a Scan what `apply` computes from its output y.
+
+    Returns the result, which takes over the name, the shape and the users of y.
+    """
     users, name, shape = list(y.uses()), y.name, y.shape
-    y.name, y.shape = b.unique_name("Y_operand"), None
+    y.name, y.shape = b.unique_name("Y_rows"), None
     outer = b.body()
-    result = as_value(apply(outer))
+    result = as_value(apply(outer, y))
     result.name, result.shape, result.type = name, shape, y.type
     for user, index in users:
         user.replace_input_with(index, result)
@@ -139,16 +152,15 @@ def directions_outside(b: GraphBuilder, nodes: Sequence[ir.Node]) -> dict[ir.Val
     for scan in [node for node in nodes if node.op_type == "Scan"]:
         body, states = scan.attributes["body"].as_graph(), state_count(scan)
         for index, y in enumerate(scan.outputs[states:], states):
-            copy = body.outputs[index].producer()
-            state = None if copy is None or copy.op_type != "Unsqueeze" else copy.inputs[0]
-            if copy is None or state is None or state not in body.outputs[:states]:
+            copied = _stacked_state(body, index, states, ("Unsqueeze",))
+            if copied is None:
                 continue
-            inner = b.body()
+            (copy, state), inner = copied, b.body()
             body.outputs[index] = as_value(inner.op("Identity", state, name="Y"))
             declare(body.outputs[index], b.dtype, dims_of(state))
             body.extend(inner.nodes)
             _remove(body, [copy])
-            replaced[y] = _outside(b, scan, y, functools.partial(GraphBuilder.unsqueeze, x=y, axes=[1], name="Y"))
+            replaced[y] = _outside(b, scan, y, lambda outer, y: outer.unsqueeze(y, [1], "Y"))
     return replaced
 
 

@@ -886,3 +886,23 @@ def test_a_position_that_differs_from_the_step_only_later_is_not_raised(gather, 
     plain, result = raised_from([helper.make_node("Identity", ["i"], ["at"]), *step])
     assert "RNN" in {node.op_type for node in result.graph.node}
     assert same(plain, result, feeds)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("output", ["i", "g", "c"])
+def test_a_step_has_the_rank_that_the_body_declares(rank, output):
+    """Old exporters declare the number of a step and the condition as [1], and onnxruntime passes them in this shape."""
+    dims = "[1]" if rank else ""
+    made = {"i": "o = Identity (i)", "g": "o = Gather (q, i)", "c": "o = Cast <to = 7> (c)"}[output]
+    kind = {"i": "int64", "g": "float", "c": "int64"}[output]
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[5,3] q, float[1,3] s) => (float[1,3] last, {kind} all)
+        <int64 M = {{2}}, bool{dims} yes = {{1}}> {{
+        last, all = Loop (M, yes, s) <body = b (int64{dims} i, bool{dims} c, float[1,3] h) => (bool{dims} go, float[1,3] new, {kind} o) {{
+            r = Gather (q, i) sum = ReduceSum <keepdims = 0> (r) new = Add (h, sum) go = Identity (c) {made} }}> }}""")
+    for value in (model.graph.output[1], model.graph.node[0].attribute[0].g.output[2]):
+        value.type.tensor_type.ClearField("shape")
+    feeds = {"q": np.arange(15, dtype="f4").reshape(5, 3), "s": np.zeros((1, 3), "f4")}
+    unrolled = rnn_lower.lower(model, loops=True)
+    assert loops_of(unrolled) == []
+    assert same(model, unrolled, feeds)
+    assert rnn_lower.prove(model, unrolled)

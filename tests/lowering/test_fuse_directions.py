@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 from judge import agrees, every_node, loops, lowered
 from onenode import OPTIONAL, Case, build
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 import rnn_lower
 
@@ -46,6 +47,15 @@ def test_states_that_overflow_are_proved(op, functions, form):
             tensor.CopyFrom(numpy_helper.from_array(9 * numpy_helper.to_array(tensor), "R"))
     model = rnn_lower.lower(original, form=form, fuse_directions=True)
     assert rnn_lower.prove(original, model).ok
+    nan = onnx.ModelProto.FromString(model.SerializeToString())
+    for node in nan.graph.node:
+        node.input[:] = ["too_large" if name == "X" else name for name in node.input]
+    scale = "rnn_lower.node", next(p.value for p in model.graph.node[0].metadata_props if p.key == "rnn_lower.node")
+    for index, (factor, name, result) in enumerate(((2.0**122, "X", "scaled"), (2.0**-122, "scaled", "too_large"))):
+        nan.graph.initializer.append(numpy_helper.from_array(np.float32(factor), f"factor_{index}"))
+        nan.graph.node.insert(index, helper.make_node("Mul", [name, f"factor_{index}"], [result]))
+        nan.graph.node[index].metadata_props.add(key=scale[0], value=scale[1])
+    assert not rnn_lower.prove(original, nan).ok
     weights = next(t for t in model.graph.initializer if t.dims and t.data_type == 1 and "R" in t.name)
     weights.CopyFrom(numpy_helper.from_array(1.01 * numpy_helper.to_array(weights), weights.name))
     assert not rnn_lower.prove(original, model).ok

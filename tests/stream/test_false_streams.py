@@ -113,6 +113,19 @@ def test_sizes_at_which_a_stream_changes_are_compared(axis, limit, comparison):
     assert not rnn_lower.prove_streaming(model, made).ok
 
 
+def test_a_difference_counts_beside_a_number_that_is_too_large():
+    model = stack_of(lstm)
+    nodes = [
+        helper.make_node("Shape", ["x"], ["size"], start=1, end=2),
+        helper.make_node("Greater", ["size", "limit"], ["larger"]),
+        helper.make_node("Where", ["larger", "two", "one"], ["factor"]),
+        helper.make_node("Mul", ["y0", "factor"], ["y1"]),
+        helper.make_node("Add", ["y1", "one"], ["y"]),
+    ]
+    made = behind_y(rnn_lower.stream(model), *nodes, limit=np.array([5000]), one=np.float32(1), two=np.float32(2))
+    assert rnn_lower.prove_streaming(model, made).result == "not equal"
+
+
 def test_a_cast_that_the_original_has_is_proved():
     model = cast_to(TensorProto.FLOAT16)(stack_of(lstm))
     assert rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="T"))
