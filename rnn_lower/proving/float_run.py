@@ -89,15 +89,16 @@ def expected(
     node: equations.Recurrence, inputs: Mapping[str, Array], lengths: Array | None
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """The outputs of a node, computed in float64 and in float32."""
-    results = []
-    for arithmetic in (FLOATS, FLOAT32):
+
+    def outputs_in(arithmetic: equations.Arithmetic) -> dict[str, Array]:
         dtype = arithmetic.zeros((0,)).dtype
-        arrays: dict[str, Any] = {name: array.astype(dtype) for name, array in inputs.items()}
+        arrays: dict[str, Any] = {name: array.astype(dtype, copy=False) for name, array in inputs.items()}
         if "B" in arrays:
             arrays["B"] = equations.halves(arithmetic, arrays["B"])
         with np.errstate(all="ignore"):
-            results.append(equations.evaluate(arithmetic, node, arrays, lengths))
-    return results[0], results[1]
+            return equations.evaluate(arithmetic, node, arrays, lengths)
+
+    return outputs_in(FLOATS), outputs_in(FLOAT32)
 
 
 def confirmed(differ: Callable[[], str]) -> str:
