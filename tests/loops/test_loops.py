@@ -298,6 +298,11 @@ ROUNDED_SIZES = (
     "large = Greater (size, many) k = Cast <to = 1> (large)", "f = Cast <to = 1> (size) g = Mul (f, small) k = Floor (g)",
     "f = Cast <to = 1> (size) g = Div (f, most) i = Cast <to = 7> (g) k = Cast <to = 1> (i)",
     "f = Cast <to = 1> (size) g = Sub (f, most) e = Mul (g, tenth) o = Greater (e, one) k = Cast <to = 1> (o)",
+    "f = Cast <to = 1> (size) g = Sub (f, most) k = Relu (g)", "f = Cast <to = 1> (size) g = Sub (f, most) k = HardSigmoid (g)",
+    "g = Max (size, many) e = Sub (g, many) k = Cast <to = 1> (e)", "g = Div (size, many) k = Cast <to = 1> (g)",
+    "f = Cast <to = 1> (size) g = Sqrt (f) e = Mul (g, tenth) h2 = Mul (e, tenth) o = Mul (h2, most) q = Div (o, most) v = Add (q, q) k = Floor (v)",
+    "e = Add (size, size) g = Equal (e, many) k = Cast <to = 1> (g)", "g = Mod (size, many) e = Equal (g, size) o = Not (e) k = Cast <to = 1> (o)",
+    "h2 = Cast <to = 3> (size) e = Cast <to = 7> (h2) g = Equal (e, size) o = Not (g) k = Cast <to = 1> (o)",
 )  # fmt: skip
 
 
