@@ -101,7 +101,7 @@ class ChunkedRuns:
         for size in sorted({1, 2, *(number + more for number in numbers if number > 0 for more in (0, 1))}):
             check_counted([size - 1])
             if size > max(CHUNKS) and is_free:
-                yield Trial(self.remembered + size, (size,), mixed=0, is_long=True)
+                yield Trial(self.remembered + size + max(CHUNKS), (size,), mixed=0, is_long=True)  # one starts there
             for axes in others.values():
                 fixed = dict.fromkeys(axes, size)
                 yield Trial(self.remembered + max(CHUNKS), CHUNKS[:1], mixed=0, is_long=True, others=fixed)

@@ -113,6 +113,30 @@ def test_sizes_at_which_a_stream_changes_are_compared(axis, limit, comparison):
     assert not rnn_lower.prove_streaming(model, made).ok
 
 
+@pytest.mark.parametrize(
+    ("comparison", "limit"), [("Greater", 500), ("GreaterOrEqual", 1500), ("Equal", 700), ("Greater", 0)]
+)
+def test_positions_at_which_a_stream_changes_are_compared(comparison, limit):
+    """A model that doubles y in chunks that begin behind some frame."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[B,T,6] x) => (float[B,T,6] y)
+        <int64 zero = {0}, int64 one = {1}, int64[1] at = {0}, int64[1] last = {1}> {
+        s = Shape <start = 1, end = 2> (x) n = Squeeze (s, at) [steps] r = Range (zero, n, one) f = Cast <to = 1> (r)
+        c = Unsqueeze (f, last) y = Add (x, c) }""")
+    streamed = rnn_lower.stream(model, axis="T")
+    assert rnn_lower.prove_streaming(model, streamed).ok
+    (position,) = (value.name for value in streamed.graph.input if value.name.endswith("position_in"))
+    nodes = [
+        helper.make_node(comparison, [position, "limit"], ["later"]),
+        helper.make_node("Where", ["later", "two", "single"], ["factor"]),
+        helper.make_node("Mul", ["y0", "factor"], ["y"]),
+    ]
+    made = behind_y(streamed, *nodes, limit=np.array([limit]), single=np.float32(1), two=np.float32(2))
+    session, x = rnn_lower.StreamingSession(made), np.ones((1, limit + 200, 6), np.float32)
+    parts = [session.run({"x": x[:, start : start + 100]})["y"] for start in range(0, limit + 200, 100)]
+    assert not np.allclose(np.concatenate(parts, 1), run_onnxruntime(model, {"x": x})[0])
+    assert not rnn_lower.prove_streaming(model, made).ok
+
+
 def test_a_difference_counts_beside_a_number_that_is_too_large():
     model = stack_of(lstm)
     nodes = [
