@@ -256,9 +256,8 @@ def consumed_values(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def in_declared_rank(number: np.ndarray, value: ir.Value) -> np.ndarray:
-    """A step's number or condition in the rank that the body of a Loop declares, 0 or 1, as onnxruntime passes it."""
-    is_row = value.shape is not None and value.shape.is_static() and value.shape.numpy() == (1,)
-    return number.reshape(1) if is_row else number
+    """A step's number or condition in the rank that the body of a Loop declares, as onnxruntime passes it."""
+    return number.reshape((1,) * len(value.shape or ()))
 
 
 def sources(result: ir.Value | None, through: Collection[str] | None = None) -> list[ir.Value]:

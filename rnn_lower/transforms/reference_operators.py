@@ -28,8 +28,9 @@ class Loop(op_loop.Loop):  # type: ignore[misc]  # onnx gives it no types
         **newer: Any,
     ) -> tuple[Any, ...]:  # fmt: skip  # newer: `bindings`, since onnx 1.23
         states, stacked, trip = list(carried), [list[np.ndarray]() for _ in range(self.K)], 0
-        shapes = [(1,) * len(kind.tensor_type.shape.dim[:1]) for kind in self.body.input_types[:2]]
-        while (going is None or bool(going)) and (trips is None or trip < int(trips)):
+        shapes = [(1,) * len(kind.tensor_type.shape.dim) for kind in self.body.input_types[:2]]
+        most = math.inf if trips is None else int(np.reshape(trips, ()))  # which may have shape [1]
+        while (going is None or bool(going)) and trip < most:
             numbers = (np.array(trip, np.int64), np.array(True))
             arguments = (*(number.reshape(shape) for number, shape in zip(numbers, shapes, strict=True)), *states)
             feeds = {**(context or {}), **dict(zip(self.body.input_names, arguments, strict=True))}

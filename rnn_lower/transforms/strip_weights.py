@@ -89,14 +89,12 @@ def without_annotations(proto: onnx.ModelProto, hints: Shapes | None = None) -> 
     copy.CopyFrom(proto)
     inputs = {value.name for value in copy.graph.input} if copy.ir_version >= 4 else set()
     protobuf.remove_if(copy.graph.initializer, lambda tensor: tensor.name in inputs)
-    for function in copy.functions:
-        function.ClearField("value_info")
     types = {info.name: info.type.tensor_type.elem_type for info in (*copy.graph.value_info, *copy.graph.output)}
-    for graph in protobuf.graphs_in(copy.graph):
-        graph.ClearField("value_info")
-        bodies = [(node.op_type, body.input) for node in graph.node for body in protobuf.graphs_of(node)]
+    for holder in protobuf.holders(copy):
+        holder.ClearField("value_info")
+        bodies = [(node.op_type, body.input) for node in holder.node for body in protobuf.graphs_of(node)]
         declared = [values[op_type == "Loop" and _is_scalar(values) :] for op_type, values in bodies]
-        for value in itertools.chain(*declared, graph.output):
+        for value in itertools.chain(*declared, holder.output if isinstance(holder, onnx.GraphProto) else ()):
             if value.type.HasField("tensor_type"):
                 value.type.tensor_type.ClearField("shape")
     for holder in protobuf.holders(copy):
