@@ -15,14 +15,15 @@ import onnx_ir as ir
 
 from rnn_lower.ir.traits import DATA_MOVEMENT, ELEMENTWISE, MEASURING
 from rnn_lower.ir.walk import constant, nodes, subgraphs
-from rnn_lower.proving.call import attributes_key
+from rnn_lower.proving.call import attributes_key, cast_type
+from rnn_lower.proving.thresholds import WIDE
 from rnn_lower.proving.whole_evaluator import COMPARISONS
 
 FILLING = ("ConstantOfShape", "Expand", "Tile")
-"""Operators that repeat elements of a constant so often as sizes say."""
+"""Operators that repeat elements of a constant as often as sizes say."""
 
 PLAIN = (*DATA_MOVEMENT, *COMPARISONS, "Add", "And", "Cast", "Neg", "Not", "Or", "Range", "Sub")
-"""Operators whose results are still plain: sizes and positions, one more or less, and comparisons of them."""
+"""Operators whose results may be plain: sizes and positions, one more or less, and comparisons of them."""
 
 FEW = 4
 """The most constants with which a plain size is compared."""
@@ -37,7 +38,7 @@ def size_functions(model: ir.Model) -> dict[ir.Value, str]:
         computed = {value for value, array in operands if value is not None and array is None}
         if node.op_type in MEASURING:
             sources = [str(value.name) for value in computed]
-            plain.update(node.outputs)
+            plain.update(node.outputs if keys.keys().isdisjoint(computed) else ())
         elif computed and keys.keys() >= computed and not any(subgraphs(node)):  # bodies may read anything
             sources = [keys.get(value, "") if array is None else _text(array) for value, array in operands]
             if _is_filled(node, computed, filled):
@@ -60,11 +61,17 @@ def _is_filled(node: ir.Node, computed: Collection[ir.Value], filled: Collection
 
 
 def _is_plain(node: ir.Node, arrays: list[np.ndarray | None]) -> bool:
-    """Whether a node adds at most one to a size, or compares it with a few numbers. arrays: its constants."""
+    """Whether the result of an operator of PLAIN is plain if its computed operands are. arrays: its constants."""
     numbers = [array for array in arrays if array is not None]
-    if node.op_type in ("Add", "Sub"):
-        return all(np.all(np.abs(array.astype(np.float64)) <= 1) for array in numbers)
-    return node.op_type not in COMPARISONS or all(array.size <= FEW for array in numbers)
+    if node.op_type in COMPARISONS:
+        return all(array.size <= FEW for array in numbers)
+    if node.op_type in ("Add", "Sub", "Range"):
+        small = all(np.all(np.abs(array.astype(np.float64)) <= 1) for array in numbers)
+        return small and len(numbers) == len(arrays) - 1
+    if node.op_type == "Cast":
+        to = cast_type(node.attributes["to"].value)
+        return to in WIDE or to == ir.DataType.BOOL
+    return node.op_type not in DATA_MOVEMENT or node.op_type == "Concat" or arrays[0] is None
 
 
 def _text(array: np.ndarray) -> str:

@@ -303,17 +303,20 @@ ROUNDED_SIZES = (
     "f = Cast <to = 1> (size) g = Sqrt (f) e = Mul (g, tenth) h2 = Mul (e, tenth) o = Mul (h2, most) q = Div (o, most) v = Add (q, q) k = Floor (v)",
     "e = Add (size, size) g = Equal (e, many) k = Cast <to = 1> (g)", "g = Mod (size, many) e = Equal (g, size) o = Not (e) k = Cast <to = 1> (o)",
     "h2 = Cast <to = 3> (size) e = Cast <to = 7> (h2) g = Equal (e, size) o = Not (g) k = Cast <to = 1> (o)",
+    "k = Gather (table, size)", "e = Slice (table, size, end) f = Shape (e) g = Equal (f, least) k = Cast <to = 1> (g)",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("nodes", ROUNDED_SIZES)
-def test_a_loop_that_changes_at_a_size_is_not_raised(nodes, axis):
+@pytest.mark.parametrize("reduce", ["ReduceMax <keepdims = 0> (k)", "Gather <axis = 0> (k, first)"])
+def test_a_loop_that_changes_at_a_size_is_not_raised(nodes, axis, reduce):
     """Elements above 1 keep the state if an axis has more than about 200 elements."""
     model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[T,N,2] x) => (float[T,N,2] y)
         <float[2,2] W = {{0.1, 0.2, 0.3, 0.4}}, float[2,2] R = {{0.5, -0.6, 0.7, 0.8}}, int64[5] many = {{200, 200, 200, 200, 200}},
-         float small = {{0.005}}, float tenth = {{0.1}}, float most = {{200}}, float one = {{1}}, int64[1] two = {{2}}> {{
-        size = Shape <start = {axis}, end = {axis + 1}> (x) {nodes} one_k = ReduceMax <keepdims = 0> (k)
+         float small = {{0.005}}, float tenth = {{0.1}}, float most = {{200}}, float one = {{1}}, int64[1] two = {{2}},
+         int64 first = {{0}}, int64[1] end = {{2000}}, int64[1] least = {{1700}}, float[1900] table = {{{",".join(["0"] * 200 + ["1"] * 1700)}}}> {{
+        size = Shape <start = {axis}, end = {axis + 1}> (x) {nodes} one_k = {reduce}
         p = MatMul (x, W) m = Mul (p, one_k)
         n = Shape <start = 1, end = 2> (x) shape = Concat <axis = 0> (n, two) h = ConstantOfShape (shape)
         [scan] last, y = Scan <num_scan_inputs = 2, body = b (float[N,2] s, float[N,2] row, float[N,2] mask) => (float[N,2] r, float[N,2] out) {{
