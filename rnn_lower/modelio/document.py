@@ -218,10 +218,11 @@ class Document:
             raise RnnLowerError(f"the lowered model cannot be serialized: {error.__cause__ or error}") from None
         self._write_imports()
         self._write_metadata()
-        try:
-            validate.check_functions(self.proto)
-        except RnnLowerError as error:  # a function for a node is one more level
-            raise UnsupportedError(f"the lowered model would not be valid: {error}; drop --as-function") from None
+        if self.proto.functions:  # a function for a node is one more level
+            try:
+                validate.check_functions(self.proto)
+            except RnnLowerError as error:
+                raise UnsupportedError(f"the lowered model would not be valid: {error}; drop --as-function") from None
         if nesting > DEEP and not _is_readable(self.proto):
             raise _too_deep("no other form helps, because form unroll already has the fewest nested graphs")
         return self.proto

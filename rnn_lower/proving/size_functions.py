@@ -7,17 +7,16 @@ beyond which the proof tries sizes (`thresholds`).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection
 
 import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.traits import DATA_MOVEMENT, ELEMENTWISE, MEASURING
-from rnn_lower.ir.walk import constant, nodes, subgraphs
+from rnn_lower.ir.walk import constant, known_tensor, nodes, subgraphs
 from rnn_lower.proving.call import attributes_key, cast_type
-from rnn_lower.proving.thresholds import WIDE
-from rnn_lower.proving.whole_evaluator import COMPARISONS
+from rnn_lower.proving.thresholds import FEW, WIDE
+from rnn_lower.proving.whole_evaluator import COMPARISONS, digest
 
 FILLING = ("ConstantOfShape", "Expand", "Tile")
 """Operators that repeat elements of a constant as often as sizes say."""
@@ -25,36 +24,30 @@ FILLING = ("ConstantOfShape", "Expand", "Tile")
 PLAIN = (*DATA_MOVEMENT, *COMPARISONS, "Add", "And", "Cast", "Neg", "Not", "Or", "Range", "Sub")
 """Operators whose results may be plain: sizes and positions, one more or less, and comparisons of them."""
 
-FEW = 4
-"""The most constants with which a plain size is compared."""
-
 
 def size_functions(model: ir.Model) -> dict[ir.Value, str]:
     """The values that depend on sizes and constants alone, with a text that tells how, except for plain ones."""
     keys, plain, filled = dict[ir.Value | None, str](), set[ir.Value | None](), set[ir.Value | None]()
     for node, _ in nodes(model):
-        arrays = [constant(value) for value in node.inputs]
-        operands = list(zip(node.inputs, arrays, strict=True))
-        computed = {value for value, array in operands if value is not None and array is None}
+        computed = {value for value in node.inputs if value is not None and known_tensor(value) is None}
+        arrays, sources = list[np.ndarray | None](), [str(value.name) for value in computed]
         if node.op_type in MEASURING:
-            sources = [str(value.name) for value in computed]
             plain.update(node.outputs if keys.keys().isdisjoint(computed) else ())
         elif computed and keys.keys() >= computed and not any(subgraphs(node)):  # bodies may read anything
-            sources = [keys.get(value, "") if array is None else _text(array) for value, array in operands]
+            arrays, sources = list(map(constant, node.inputs)), [keys.get(value, "") for value in node.inputs]
             if _is_filled(node, computed, filled):
                 filled.update(node.outputs)
             elif node.op_type in PLAIN and plain.issuperset(computed) and _is_plain(node, arrays):
                 plain.update(node.outputs)
         else:
             continue
-        text = " ".join([node.op_type, attributes_key(node), *sources])
-        key = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        key = digest(" ".join([node.op_type, attributes_key(node), *sources]), arrays)
         keys.update({value: f"{key} {index}" for index, value in enumerate(node.outputs)})
     return {value: key for value, key in keys.items() if value is not None and value not in plain | filled}
 
 
 def _is_filled(node: ir.Node, computed: Collection[ir.Value], filled: Collection[ir.Value | None]) -> bool:
-    """Whether sizes decide only how many elements a node returns, not which. filled: values of which this is known."""
+    """Whether a node repeats constants, so that only the number of elements depends on sizes. filled: such values."""
     if node.op_type in (*ELEMENTWISE, *DATA_MOVEMENT) and all(value in filled for value in computed):
         return True
     return node.op_type == "ConstantOfShape" or (node.op_type in FILLING and node.inputs[0] not in computed)
@@ -72,7 +65,3 @@ def _is_plain(node: ir.Node, arrays: list[np.ndarray | None]) -> bool:
         to = cast_type(node.attributes["to"].value)
         return to in WIDE or to == ir.DataType.BOOL
     return node.op_type not in DATA_MOVEMENT or node.op_type == "Concat" or arrays[0] is None
-
-
-def _text(array: np.ndarray) -> str:
-    return hashlib.blake2b(f"{array.dtype} {array.shape}".encode() + array.tobytes(), digest_size=8).hexdigest()

@@ -33,6 +33,9 @@ OF_SIZES = (*OF_STEPS, *COMPARISONS, *MEASURING, "And", "Expand", "Gather", "Not
 WIDE = (*WIDE_INTEGERS, ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """The types that represent every number of a step; others wrap around or round."""
 
+FEW = 4
+"""The most elements of a constant that counts as numbers; larger ones are tables."""
+
 MOST_COUNTED = 2000
 """The largest constant beyond which sizes are tried. A graph may change its behaviour at any integer that an operator
 reads, except the operators of SHAPES, and at any float that one of COMPARE reads."""
@@ -41,7 +44,7 @@ reads, except the operators of SHAPES, and at any float that one of COMPARE read
 def compared_numbers(comparisons: Iterable[ir.Node]) -> Iterator[int]:
     """Yield the constants that comparisons read, and their neighbours."""
     for array in (constant(value) for node in comparisons for value in node.inputs):
-        if array is not None and array.size <= 4:
+        if array is not None and array.size <= FEW:
             yield from (int(n) + more for n in array.ravel() if abs(n) < 2**31 for more in (-1, 0, 1))
 
 
@@ -57,7 +60,7 @@ def _counted(node: ir.Node, scope: Scope, known: Known) -> Iterator[int]:
     axes = arrays[3] if node.op_type == "Slice" and len(arrays) > 3 else None
     for index, array in enumerate(arrays):
         kinds = "" if node.op_type in SHAPES else "iuf" if node.op_type in COMPARE else "iu"
-        if array is None or array.size > 4 or array.dtype.kind not in kinds:
+        if array is None or array.size > FEW or array.dtype.kind not in kinds:
             continue
         if axes is not None and scope.outer is not None and index in (1, 2):
             array = array[np.ravel(axes)[: array.size] == 0]

@@ -191,7 +191,7 @@ class _Comparison:
         self.types = {str(v.name): (v.dtype or ir.DataType.FLOAT).numpy() for v in inputs}
         self.integers = [str(v.name) for v in inputs if v.dtype is not None and v.dtype.is_integer()]
         self.flows = [IntegerFlow(model) for model in self.models]
-        self.of_sizes = [size_functions(model) if exact_sizes else {} for model in self.models]
+        self.of_sizes = {k: v for model in self.models if exact_sizes for k, v in size_functions(model).items()}
         kinds = set().union(*map(types_of, self.documents))
         self.narrow = kinds if len(kinds) == 1 else set[ir.DataType]()
         self.count, self.ran = 0, list[Mapping[str, int]]()
@@ -350,7 +350,7 @@ class _Comparison:
         """The evaluator of one model for a trial."""
         evaluator = WholeEvaluator(field, document, self.folded, self.limits, self.deadline, flow)
         evaluator.narrow = self.narrow
-        evaluator.opaque = self.opaque
+        evaluator.opaque, evaluator.of_sizes = self.opaque, self.of_sizes
         evaluator.trusted = None if document is self.documents[0] else self.declared
         if trial.large:
             evaluator.most_passes, evaluator.most_elements = MOST_COUNTED, 4 * FEW
@@ -365,10 +365,9 @@ class _Comparison:
             return ""
         results, symbols, computed = list[list[Array]](), list[set[str]](), list[dict[str, Array]]()
         executed = set[ir.Graph]()
-        for document, flow, of_sizes in zip(self.documents, self.flows, self.of_sizes, strict=True):
+        for document, flow in zip(self.documents, self.flows, strict=True):
             field.symbols.clear()
             evaluator = self._evaluator(document, flow, field, trial)
-            evaluator.of_sizes = of_sizes
             try:
                 results.append(evaluator.outputs(inputs))
             except NoStepsError:

@@ -186,7 +186,7 @@ class WholeEvaluator(ModelInterpreter):
         """Record that a node jumps at numbers that runtimes may round differently; both models must have it."""
         is_rounded = any(id(operand) in self._rounded for operand in operands)
         if is_rounded and certainty.jumps(node):
-            self.field.symbols.add(f"{node.op_type} of rounded numbers ({_digest(attributes_key(node), operands)})")
+            self.field.symbols.add(f"{node.op_type} of rounded numbers ({digest(attributes_key(node), operands)})")
         if certainty.passes_rounding(node) and (is_rounded or certainty.rounds(node, numbers)):
             self._rounded.update({id(array): array for array in results})
 
@@ -231,7 +231,7 @@ class WholeEvaluator(ModelInterpreter):
         """Return random elements, keyed by all operands, in the inferred shapes."""
         dtypes = [None if value is None else self._document.dtype_of(value) for value in node.inputs]
         integers = [dtype for dtype in dtypes if dtype is not None and dtype.is_integer()]  # they differ in their range
-        seed = _digest(f"{node.domain} {node.op_type} {attributes_key(node)} {integers}", operands)
+        seed = digest(f"{node.domain} {node.op_type} {attributes_key(node)} {integers}", operands)
         return [
             self.field.function(f"unknown {seed} {index}", np.arange(math.prod(shape), dtype=np.uint64)).reshape(shape)
             for index, shape in enumerate(self._shapes(node, operands))
@@ -265,7 +265,8 @@ class WholeEvaluator(ModelInterpreter):
         return [tuple(size for size in shape or () if size is not None) for shape in shapes]
 
 
-def _digest(text: str, arrays: Iterable[Array | None]) -> str:
+def digest(text: str, arrays: Iterable[Array | None]) -> str:
+    """A text that only equal texts and arrays share."""
     digest = hashlib.blake2b(text.encode(), digest_size=8)
     for array in arrays:
         if array is not None:

@@ -99,7 +99,7 @@ class ChunkedRuns:
             if self.plan.inputs.get(name) != axis:
                 others[label].append((name, axis))
         for size in sorted({1, 2, *(number + more for number in numbers if number > 0 for more in (0, 1))}):
-            check_counted([size - 1])
+            check_counted([size - 1])  # only now, because smaller sizes may show a difference
             if size > max(CHUNKS) and is_free:
                 yield Trial(self.remembered + size + max(CHUNKS), (size,), mixed=0, is_long=True)  # one starts there
             for axes in others.values():

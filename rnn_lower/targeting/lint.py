@@ -121,15 +121,21 @@ def _lost_outputs(model: ir.Model, target: Target, recurrent: Collection[ir.Node
     """A finding for each output that the target does not return. recurrent: nodes that lowering replaces."""
     for value in model.graph.outputs:
         node, why = value.producer(), ""
-        is_size = value.dtype == ir.DataType.INT64 and comes_from(value, MEASURING)
         if target.own_outputs and (node is None or (len(node.outputs) > 1 and node not in recurrent)):
             why, mend = "does not come from a node with one output", "return an Identity of it"
-        elif target.sizes_inside and is_size and node is not None and node.op_type != "Abs":
+        elif target.sizes_inside and _is_size(value):
             why, mend = "is int64 and computed from sizes", "return its Abs, int32 or floats"
         if why:
             name, op_type = (str(value.name), INPUT) if node is None else (display_name(node), node.op_type)
             rule = f"{target.name} does not return output '{value.name}', which {why}"
             yield Finding(name, op_type, "main graph", rule, mend)
+
+
+def _is_size(value: ir.Value) -> bool:
+    """Whether a value is int64 and computed from sizes; of an Abs, tract computes an ordinary integer."""
+    node = value.producer()
+    is_integer = node is not None and node.op_type != "Abs" and value.dtype == ir.DataType.INT64
+    return is_integer and comes_from(value, MEASURING)
 
 
 def summary(findings: Sequence[Finding], target: Target) -> str:

@@ -22,7 +22,7 @@ from rnn_lower.checking.runtimes import Runner, file_of
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.targeting.probe.writing import LIMIT
 
-__all__ = ["RUNNERS", "limit_of", "missing", "version"]
+__all__ = ["RUNNERS", "here", "limit_of", "missing", "version"]
 
 
 def emx(model: onnx.ModelProto, feeds: Feeds) -> list[np.ndarray]:
@@ -192,6 +192,15 @@ def missing(name: str) -> str | None:
     if name == "emx-onnx-cgen" and shutil.which("gcc") is None:
         return "gcc, which emx-onnx-cgen needs, is not installed"
     return None
+
+
+def here(name: str) -> str:
+    """The name of a runtime; skips the test if it cannot be run here."""
+    import pytest  # which benchmarks do without
+
+    if (why := missing(name)) is not None:
+        pytest.skip(why)
+    return name
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onenode import Case, build
 from paths import ROOT
-from runners import RUNNERS, missing
+from runners import RUNNERS, here
 
 import rnn_lower
 from rnn_lower import cli
@@ -19,13 +19,6 @@ from rnn_lower.checking import runtimes
 from rnn_lower.sandbox import child_process
 
 QUICK = ("onnxruntime", "onnx-reference", "openvino", "tract", "opencv", "onnx2torch")
-
-
-def here(name: str) -> str:
-    why = missing(name)
-    if why is not None:
-        pytest.skip(why)
-    return name
 
 
 @pytest.mark.parametrize("name", QUICK)
