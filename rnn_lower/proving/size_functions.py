@@ -7,61 +7,95 @@ beyond which the proof tries sizes (`thresholds`).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import dataclasses
+from collections.abc import Collection, Mapping, Set
 
 import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.traits import DATA_MOVEMENT, ELEMENTWISE, MEASURING
 from rnn_lower.ir.walk import constant, known_tensor, nodes, subgraphs
-from rnn_lower.proving.call import attributes_key, cast_type
+from rnn_lower.modelio.document import Document
+from rnn_lower.proving.call import attributes_key
 from rnn_lower.proving.thresholds import FEW, WIDE
 from rnn_lower.proving.whole_evaluator import COMPARISONS, digest
 
 FILLING = ("ConstantOfShape", "Expand", "Tile")
 """Operators that repeat elements of a constant as often as sizes say."""
 
-PLAIN = (*DATA_MOVEMENT, *COMPARISONS, "Add", "And", "Cast", "Neg", "Not", "Or", "Range", "Sub")
-"""Operators whose results may be plain: sizes and positions, one more or less, and comparisons of them."""
+SELECTING = ("Abs", "And", "Clip", "Max", "Min", "Neg", "Not", "Or", "Where", *COMPARISONS)
+"""Operators whose results are plain if their operands are, and constants have few elements."""
 
 
-def size_functions(model: ir.Model) -> dict[ir.Value, str]:
-    """The values that depend on sizes and constants alone, with a text that tells how, except for plain ones."""
-    keys, plain, filled = dict[ir.Value | None, str](), set[ir.Value | None](), set[ir.Value | None]()
-    for node, _ in nodes(model):
-        computed = {value for value in node.inputs if value is not None and known_tensor(value) is None}
-        arrays, sources = list[np.ndarray | None](), [str(value.name) for value in computed]
-        if node.op_type in MEASURING:
-            plain.update(node.outputs if keys.keys().isdisjoint(computed) else ())
-        elif computed and keys.keys() >= computed and not any(subgraphs(node)):  # bodies may read anything
-            arrays, sources = list(map(constant, node.inputs)), [keys.get(value, "") for value in node.inputs]
-            if _is_filled(node, computed, filled):
-                filled.update(node.outputs)
-            elif node.op_type in PLAIN and plain.issuperset(computed) and _is_plain(node, arrays):
-                plain.update(node.outputs)
-        else:
-            continue
-        key = digest(" ".join([node.op_type, attributes_key(node), *sources]), arrays)
-        keys.update({value: f"{key} {index}" for index, value in enumerate(node.outputs)})
-    return {value: key for value, key in keys.items() if value is not None and value not in plain | filled}
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """The values that depend on sizes and constants alone, and the names of those that are random functions of them."""
+
+    values: Set[ir.Value | None]
+    functions: Mapping[ir.Value, str]
+
+
+def sizes_in(document: Document, counters: Collection[str] = ()) -> Sizes:
+    """What depends on sizes alone. Its floats and conditions are random functions, except for plain ones.
+
+    Operators that select or move elements of a constant are one function of the elements, as models may do it in other
+    ways. Conditions are left out if only what depends on sizes alone reads them.
+    counters: the inputs of a stream that count its frames; they are sizes, too.
+    """
+    inputs = [value for value in document.model.graph.inputs if value.name in counters]
+    sizes, plain, counting, filled = (set[ir.Value | None](each) for each in (inputs, inputs, inputs, ()))
+    functions = dict[ir.Value, str]()
+    for node, _ in nodes(document.model):
+        measures = node.op_type in MEASURING
+        computed = [v for v in node.inputs if v is not None and known_tensor(v) is None and not measures]
+        if not (measures or computed) or not sizes.issuperset(computed) or any(subgraphs(node)):
+            continue  # bodies may read anything
+        sizes.update(node.outputs)
+        counts, dtype = not counting.isdisjoint(computed), document.dtype_of(node.outputs[0])
+        counting.update(node.outputs if counts else ())
+        if measures or (plain.issuperset(computed) and _is_plain(node, dtype, counts or len(computed) == 1)):
+            plain.update(node.outputs)
+        elif _is_filled(node, computed, filled):
+            filled.update(node.outputs)
+        elif node.op_type not in DATA_MOVEMENT:
+            key = digest(f"{node.op_type} {attributes_key(node)}", map(constant, node.inputs))
+            functions.update(dict.fromkeys(node.outputs, key))
+        elif node.inputs[0] not in computed:
+            functions.update(dict.fromkeys(node.outputs, digest("elements", [constant(node.inputs[0])])))
+    conditions = (value for value in functions if document.dtype_of(value) == ir.DataType.BOOL)
+    for value in [value for value in conditions if _selects_sizes(value, sizes)]:
+        del functions[value]
+    return Sizes(sizes, functions)
+
+
+def _selects_sizes(condition: ir.Value, sizes: Set[ir.Value | None]) -> bool:
+    """Whether all that reads a condition computes with it what depends on sizes alone."""
+    readers = [node for node, _ in condition.uses()]
+    computing = all(node.op_type not in DATA_MOVEMENT and sizes >= set(node.outputs) for node in readers)
+    return bool(readers) and computing and not condition.is_graph_output()
 
 
 def _is_filled(node: ir.Node, computed: Collection[ir.Value], filled: Collection[ir.Value | None]) -> bool:
     """Whether a node repeats constants, so that only the number of elements depends on sizes. filled: such values."""
+    if node.op_type == "MatMul":
+        return node.inputs[0] in filled and node.inputs[1] not in computed  # sums over a size that a constant has
     if node.op_type in (*ELEMENTWISE, *DATA_MOVEMENT) and all(value in filled for value in computed):
         return True
     return node.op_type == "ConstantOfShape" or (node.op_type in FILLING and node.inputs[0] not in computed)
 
 
-def _is_plain(node: ir.Node, arrays: list[np.ndarray | None]) -> bool:
-    """Whether the result of an operator of PLAIN is plain if its computed operands are. arrays: its constants."""
-    numbers = [array for array in arrays if array is not None]
-    if node.op_type in COMPARISONS:
-        return all(array.size <= FEW for array in numbers)
-    if node.op_type in ("Add", "Sub", "Range"):
-        small = all(np.all(np.abs(array.astype(np.float64)) <= 1) for array in numbers)
-        return small and len(numbers) == len(arrays) - 1
+def _is_plain(node: ir.Node, dtype: ir.DataType | None, adds: bool) -> bool:
+    """Whether a result is a size or position, one more or less, or a comparison of them, as the computed operands are.
+
+    dtype: of the result.  adds: whether sums are positions, because at most one operand is a size.
+    """
+    arrays = [array for array in map(constant, node.inputs) if array is not None]
     if node.op_type == "Cast":
-        to = cast_type(node.attributes["to"].value)
-        return to in WIDE or to == ir.DataType.BOOL
-    return node.op_type not in DATA_MOVEMENT or node.op_type == "Concat" or arrays[0] is None
+        return dtype in (*WIDE, ir.DataType.BOOL)
+    if node.op_type in DATA_MOVEMENT:
+        return node.op_type == "Concat" or constant(node.inputs[0]) is None
+    if node.op_type in ("Mul", "Div"):
+        return len(arrays) == 1 and bool(np.all(arrays[0] == 1))
+    if node.op_type in ("Add", "Sub", "Range"):
+        return adds and all(np.all(np.abs(array.astype(np.float64)) <= 1) for array in arrays)
+    return node.op_type in SELECTING and all(array.size <= FEW for array in arrays)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 
 import numpy as np
 import onnx_ir as ir
@@ -67,9 +67,9 @@ def _counted(node: ir.Node, scope: Scope, known: Known) -> Iterator[int]:
         yield from _numbers(array)
 
 
-def counted_numbers(model: ir.Model) -> Counter[int]:
-    """The constants that a node compares with or a loop counts to, and how often."""
-    return _counted_numbers(model, _known_values(model))
+def counted_numbers(model: ir.Model, of: Set[ir.Value | None] | None = None) -> Counter[int]:
+    """The constants that a node compares with or a loop counts to, and how often. of: only nodes of these values."""
+    return _counted_numbers(model, _known_values(model), of)
 
 
 def check_counted(numbers: Iterable[int]) -> None:
@@ -92,8 +92,9 @@ def _known_values(model: ir.Model) -> Known:
     return computed_constants((node, scope.opset) for node, scope in nodes(model))
 
 
-def _counted_numbers(model: ir.Model, known: Known) -> Counter[int]:
-    return Counter(number for node, scope in nodes(model) for number in _counted(node, scope, known))
+def _counted_numbers(model: ir.Model, known: Known, of: Set[ir.Value | None] | None = None) -> Counter[int]:
+    wanted = ((node, scope) for node, scope in nodes(model) if of is None or not of.isdisjoint(node.outputs))
+    return Counter(number for node, scope in wanted for number in _counted(node, scope, known))
 
 
 def _most_steps(model: ir.Model, known: Known) -> int:
@@ -152,4 +153,4 @@ def _sum_of_numbers(read: list[ir.Value | None], known: Known, seen: set[ir.Valu
 def _numbers(array: np.ndarray) -> list[int]:
     """The numbers of a constant, without those that stand for no limit."""
     numbers = np.ravel(array) if array.dtype.kind in "iuf" else ()
-    return [int(number) for number in numbers if np.isfinite(number) and abs(number) < 2**31 - 1]
+    return [int(number) for number in numbers if np.isfinite(number) and abs(int(number)) < 2**31 - 1]

@@ -30,7 +30,7 @@ from rnn_lower.proving.model_inputs import overridable_inputs, overrides, requir
 from rnn_lower.proving.new_faults import new_misdeclaration
 from rnn_lower.proving.node_proof import FAILURE
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof, Proof
-from rnn_lower.proving.size_functions import size_functions
+from rnn_lower.proving.size_functions import sizes_in
 from rnn_lower.proving.thresholds import MOST_COUNTED, compared_numbers
 from rnn_lower.proving.whole_evaluator import COMPARISONS, FEW, NotRunError, WholeEvaluator
 from rnn_lower.proving.whole_inputs import (
@@ -191,7 +191,7 @@ class _Comparison:
         self.types = {str(v.name): (v.dtype or ir.DataType.FLOAT).numpy() for v in inputs}
         self.integers = [str(v.name) for v in inputs if v.dtype is not None and v.dtype.is_integer()]
         self.flows = [IntegerFlow(model) for model in self.models]
-        self.of_sizes = {k: v for model in self.models if exact_sizes for k, v in size_functions(model).items()}
+        self.of_sizes = {k: v for each in self.documents if exact_sizes for k, v in sizes_in(each).functions.items()}
         kinds = set().union(*map(types_of, self.documents))
         self.narrow = kinds if len(kinds) == 1 else set[ir.DataType]()
         self.count, self.ran = 0, list[Mapping[str, int]]()

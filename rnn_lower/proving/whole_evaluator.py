@@ -57,11 +57,10 @@ class WholeEvaluator(ModelInterpreter):
     """Evaluate a whole model: known numbers as floats, an operator without an equation as a random function.
 
     flow: the values that depend on input integers.  opaque: recurrent nodes are random functions, too.  filled: the
-    values that were not empty.  of_sizes: values that are random functions of sizes (`size_functions`).
+    values that were not empty.
     """
 
     opaque = False
-    of_sizes: Mapping[ir.Value, str] = {}
 
     def __init__(
         self, field: Field, document: Document, folded: bool, limits: Collection[float], deadline: float,
@@ -204,8 +203,6 @@ class WholeEvaluator(ModelInterpreter):
             if dtype == ir.DataType.UINT64 and array.min(initial=0) < 0:
                 raise OutOfScopeError(f"unsigned integers in '{value.name}' wrap around")
             array = array.astype(dtype.numpy()).astype(np.int64)
-        if value in self.of_sizes and array.dtype != np.int64:
-            array = self.field.function(f"of sizes {self.of_sizes[value]}", self._as_element(array))
         if array.size:
             self.filled.add(value)
         super()._bind(value, array)

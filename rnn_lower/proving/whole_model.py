@@ -50,10 +50,12 @@ class ModelInterpreter(Interpreter):
     limits: clip limits of all nodes; clips at these limits are never dropped as having no effect.
     trusted: the declared shapes that need not be compared with actual ones, by name; None for all.
     narrow: 16-bit types of recurrent nodes; nodes that rnn_lower emitted may cast float32 back to them.
+    of_sizes: values that are random functions of sizes, with the name of the function (`size_functions`).
     """
 
     trusted: Mapping[str, ir.Shape] | None = None
     narrow: Collection[ir.DataType | None] = ()
+    of_sizes: Mapping[ir.Value, str] = {}
 
     held: dict[str, Array] | None = None
     """By node and state, the final states of the last run, where the next one starts; None if runs are independent."""
@@ -97,6 +99,8 @@ class ModelInterpreter(Interpreter):
 
     def _bind(self, value: ir.Value, array: Array) -> None:
         self._check_declared(value, array)
+        if value in self.of_sizes and array.dtype != np.int64:
+            array = self.field.function(f"of sizes {self.of_sizes[value]}", self._as_element(array))
         super()._bind(value, array)
 
     def _results(self, node: ir.Node) -> Sequence[Array]:

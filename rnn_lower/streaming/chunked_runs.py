@@ -17,7 +17,8 @@ from rnn_lower.errors import RnnLowerError, one_line
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.model_inputs import fixed_sizes
-from rnn_lower.proving.thresholds import check_counted, counted_numbers
+from rnn_lower.proving.size_functions import sizes_in
+from rnn_lower.proving.thresholds import MOST_COUNTED, check_counted, counted_numbers
 from rnn_lower.shapes.fixed_dims import declared_shapes, free_dims
 from rnn_lower.streaming.plan import LAST, Plan, fixed_step
 from rnn_lower.streaming.session import Feeds, StreamingSession
@@ -87,12 +88,16 @@ class ChunkedRuns:
         return [Trial(each, (LONG[0] + 1,), mixed=0, is_long=True) for each in steps]
 
     def trials_beyond(self) -> Iterator[Trial]:
-        """Yield trials with chunks and other sizes beyond the numbers at which only the streaming model may change.
+        """Yield trials with chunks and other sizes beyond the numbers at which the streaming model may change.
+
+        A number that the original has, too, counts only where sizes alone are compared with it.
 
         Other sizes of 1 and 2 are always tried, because a size of 1 may be repeated.
         Raises OutOfScopeError if a number is too large.
         """
-        numbers = counted_numbers(self.made.model) - counted_numbers(self.original.model)
+        of_sizes = counted_numbers(self.made.model, sizes_in(self.made, self.plan.counters).values)
+        old = counted_numbers(self.original.model)
+        numbers = {*(counted_numbers(self.made.model) - old), *(n for n in of_sizes if n <= MOST_COUNTED)}
         is_free = fixed_step(self.original.proto, self.plan) is None
         others = defaultdict[str, list[tuple[str, int]]](list)
         for name, axis, label in free_dims(declared_shapes(self.original.model)):

@@ -87,6 +87,12 @@ class Plan:
                 values[state.input] = np.broadcast_to(state.first, shape).copy()
         return values
 
+    @property
+    def counters(self) -> list[str]:
+        """The inputs that count frames: integer states of one element, unless they come from the caller."""
+        numbers = [state for state in self.states if state.first is not None and state.first.size == 1]
+        return [state.input for state in numbers if state.first is not None and state.first.dtype.kind in "iu"]
+
     def write(self, model: onnx.ModelProto) -> None:
         data = dataclasses.asdict(self) | {"schema": SCHEMA, "states": [_packed(state) for state in self.states]}
         entry = next((prop for prop in model.metadata_props if prop.key == KEY), None) or model.metadata_props.add(

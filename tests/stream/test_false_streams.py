@@ -137,6 +137,65 @@ def test_positions_at_which_a_stream_changes_are_compared(comparison, limit):
     assert not rnn_lower.prove_streaming(model, made).ok
 
 
+ROUNDED_SIZES = (
+    "f = Cast <to = 1> (size) g = Sub (f, most) k = Relu (g)", "f = Cast <to = 1> (size) g = Sub (most, f) a = Abs (g) k = Sub (a, g)",
+    "f = Cast <to = 1> (size) g = Mul (f, small) k = Floor (g)", "g = Div (size, many) k = Cast <to = 1> (g)",
+    "e = Add (size, size) g = Greater (e, thrice) k = Cast <to = 1> (g)", "e = Mul (size, three) g = Greater (e, thrice) k = Cast <to = 1> (g)",
+    "e = Mul (size, three) g = Greater (e, thrice) l = Not (g) k = Where (g, most, small)", "i = Div (size, fifty) k = Gather (table, i)",
+    "b = Cast <to = 3> (size) e = Cast <to = 7> (b) g = Equal (e, size) o = Not (g) k = Cast <to = 1> (o)",
+)  # fmt: skip
+"""Factors of an output that change where a size or position is above 200 or 300."""
+
+
+@pytest.mark.parametrize("axis", [0, 1, None])
+@pytest.mark.parametrize("text", ROUNDED_SIZES)
+def test_arithmetic_with_sizes_at_which_a_stream_changes(text, axis):
+    """axis: of the size; None for the position in the stream."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[B,T,6] x) => (float[B,T,6] y)
+        <int64 zero = {0}, int64 one = {1}, int64[1] at = {0}, int64[1] last = {1}> {
+        s = Shape <start = 1, end = 2> (x) n = Squeeze (s, at) [steps] r = Range (zero, n, one) f = Cast <to = 1> (r)
+        c = Unsqueeze (f, last) y = Add (x, c) }""")
+    streamed = rnn_lower.stream(model, axis="T")
+    (position,) = (value.name for value in streamed.graph.input if value.name.endswith("position_in"))
+    begin = (
+        f"size = Reshape ({position}, whole)"
+        if axis is None
+        else f"size = Shape <start = {axis}, end = {axis + 1}> (x)"
+    )
+    change = onnx.parser.parse_graph(f"""g () => () <float most = {{200}}, float small = {{0.005}}, int64[5] many = {{200, 200, 200, 200, 200}},
+        int64[1] thrice = {{600}}, int64[1] three = {{3}}, int64[1] fifty = {{50}}, float[20] table = {{{",".join("0000" + "1" * 16)}}},
+        int64[1] whole = {{1}}> {{ {begin.replace(position, "position")} {text} c_k = ReduceMax <keepdims = 0> (k) p = Mul (y0, c_k) y = Add (y0, p) }}""")
+    for node in change.node:
+        node.input[:] = [position if name == "position" else name for name in node.input]
+    prefixed = {name for node in change.node for name in node.output if name != "y"} | {
+        t.name for t in change.initializer
+    }
+    for names in [names for node in change.node for names in (node.input, node.output)]:
+        names[:] = [f"changed/{name}" if name in prefixed else name for name in names]
+    constants = {f"changed/{tensor.name}": numpy_helper.to_array(tensor) for tensor in change.initializer}
+    made = behind_y(streamed, *change.node, **constants)
+    chunk, frames = (400, 400) if axis == 1 else (200, 800)
+    x = np.ones((400 if axis == 0 else 2, frames, 6), np.float32)
+    session = rnn_lower.StreamingSession(made)
+    parts = [session.run({"x": x[:, start : start + chunk]})["y"] for start in range(0, frames, chunk)]
+    assert not np.allclose(np.concatenate(parts, 1), run_onnxruntime(model, {"x": x})[0])
+    assert rnn_lower.prove_streaming(model, streamed).ok
+    assert not rnn_lower.prove_streaming(model, made).ok
+
+
+def test_a_number_at_which_the_original_changes_nothing():
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[B,T,6] x) => (float[B,T,6] y)
+        <int64[1] many = {60}, int64 axis = {1}> { c = CumSum (x, axis) d = Add (c, c)
+        size = Shape <start = 0, end = 1> (x) few = Less (size, many) y = Where (few, c, c) }""")
+    streamed = rnn_lower.stream(model, axis="T")
+    assert rnn_lower.prove_streaming(model, streamed).ok
+    (where,) = (node for node in streamed.graph.node if node.op_type == "Where")
+    where.input[2] = "d"
+    x = np.ones((60, 4, 6), np.float32)
+    assert not np.allclose(rnn_lower.StreamingSession(streamed).run({"x": x})["y"], run_onnxruntime(model, {"x": x})[0])
+    assert not rnn_lower.prove_streaming(model, streamed).ok
+
+
 def test_a_difference_counts_beside_a_number_that_is_too_large():
     model = stack_of(lstm)
     nodes = [
