@@ -24,7 +24,16 @@ from rnn_lower.errors import (
     UnsupportedError,
     UnsupportedOpError,
 )
-from rnn_lower.ir.walk import Scope, count_nodes, default_opset, recurrent_nodes, used_names, values, with_bodies
+from rnn_lower.ir.walk import (
+    Scope,
+    count_nodes,
+    default_opset,
+    is_read,
+    recurrent_nodes,
+    used_names,
+    values,
+    with_bodies,
+)
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.legalizer import drop_unread, legalize
 from rnn_lower.lowering.lowering import builder_of, lower_node
@@ -408,7 +417,7 @@ def remove_unused(values: Iterable[ir.Value]) -> None:
         value = waiting.pop()
         producer, owner = value.producer(), value.graph
         if producer is not None:
-            if producer.graph is not None and not any(out.uses() or out.is_graph_output() for out in producer.outputs):
+            if producer.graph is not None and not any(map(is_read, producer.outputs)):
                 waiting += [operand for operand in producer.inputs if operand is not None]
                 producer.graph.remove(producer, safe=True)
         elif value.is_initializer() and owner is not None and not (

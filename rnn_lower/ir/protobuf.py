@@ -70,6 +70,18 @@ def names_read_by(node: onnx.NodeProto) -> set[str]:
     return names
 
 
+def named_by_training(model: onnx.ModelProto) -> set[str]:
+    """The names that training_info uses outside of its own graphs: weights that it sets, and values that it reads."""
+    names = set[str]()
+    for info in model.training_info:
+        for entry in (*info.initialization_binding, *info.update_binding):
+            names |= {entry.key, entry.value}
+        for graph in (info.initialization, info.algorithm):
+            names |= {value.name for value in graph.output}
+            names |= {name for holder in graphs_in(graph) for node in holder.node for name in node.input}
+    return names
+
+
 def rename(graph: onnx.GraphProto, names: Mapping[str, str], declared: bool = True) -> None:
     """Rename the values of nodes, also in bodies. declared: also rename graph inputs and outputs."""
     for node in graph.node:

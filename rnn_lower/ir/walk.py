@@ -212,6 +212,15 @@ def plain_imports(imports: Mapping[str, int]) -> dict[str, int]:
     return {"" if name in DEFAULT_DOMAINS else name: imports[name] for name in names}
 
 
+TRAINED = "rnn_lower.trained"
+"""The key in the `meta` of a value that training_info reads, which onnx_ir does not model."""
+
+
+def is_read(value: ir.Value) -> bool:
+    """Whether a node, the caller or training_info reads a value."""
+    return bool(value.uses()) or value.is_graph_output() or TRAINED in value.meta
+
+
 NODE_MARK = "rnn_lower.node"
 """The metadata key of an emitted node; the value names the recurrent node that it partly replaces."""
 

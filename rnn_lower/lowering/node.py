@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
 from rnn_lower.ir.schemas import schema_of, version_of
-from rnn_lower.ir.walk import NODE_MARK
+from rnn_lower.ir.walk import NODE_MARK, is_read
 from rnn_lower.lowering.activations import Activation, assign
 from rnn_lower.options import QUANTIZED
 
@@ -210,7 +210,7 @@ def _read(node: ir.Node, opset: int, path: str, shape_info: ShapeInfo) -> Recurr
         name=display_name(node),
         path=path,
         inputs=inputs,
-        outputs={name: value for name, value in outputs.items() if value.uses() or value.is_graph_output()},
+        outputs={name: value for name, value in outputs.items() if is_read(value)},
         direction="forward" if direction == "foward" else direction,
         dtype=_dtype(inputs, outputs, shape_info, notes, op == QUANTIZED),
         activations=activations,

@@ -19,7 +19,7 @@ from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError, 
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.uncollected import uncollected
-from rnn_lower.ir.walk import SPARSE, default_opset, owner_of, roots, subgraphs, with_bodies
+from rnn_lower.ir.walk import SPARSE, TRAINED, default_opset, owner_of, roots, subgraphs, with_bodies
 from rnn_lower.modelio import validate
 from rnn_lower.options import Dims
 from rnn_lower.shapes.fixed_dims import fix_dims, fix_proto_dims
@@ -160,6 +160,9 @@ class Document:
         self._pair(model.graph, self.proto.graph)
         for ours, function in zip(model.functions.values(), self.proto.functions, strict=True):
             self._pair(ours, function)
+        trained = protobuf.named_by_training(self.proto)
+        for value in (value for node in model.graph for value in node.outputs if value.name in trained):
+            value.meta[TRAINED] = True
         self._nesting_before = max(_nesting(scope.graph) for scope in roots(model))
         if not self._in_order:
             _sort(model)
@@ -266,7 +269,7 @@ class Document:
         keep: Callable[[ir.Value], ir.TensorProtocol] | None,
     ) -> None:  # fmt: skip
         inputs = {value.name for value in graph.inputs}
-        names = {*graph.initializers, *_named_elsewhere(self.proto)}
+        names = {*graph.initializers, *protobuf.named_by_training(self.proto)}
         unused = {tensor.name for tensor in proto.initializer} - names
         for entries in (proto.initializer, proto.value_info):
             protobuf.remove_if(entries, lambda entry: entry.name in unused)
@@ -394,15 +397,3 @@ def _weights_of(nodes: list[ir.Node]) -> Iterator[ir.Value]:
 
 def _nesting(graph: ir.Graph | ir.Function) -> int:
     return 1 + max((_nesting(body) for node in graph for _, body in subgraphs(node)), default=0)
-
-
-def _named_elsewhere(model: onnx.ModelProto) -> set[str]:
-    """The names that training_info uses outside of its own graphs; the weights that it changes must stay."""
-    names = set()
-    for info in model.training_info:
-        names |= {
-            end for entry in (*info.initialization_binding, *info.update_binding) for end in (entry.key, entry.value)
-        }
-        for graph in (info.initialization, info.algorithm):
-            names |= {name for holder in protobuf.graphs_in(graph) for node in holder.node for name in node.input}
-    return names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import graphlib
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -191,6 +192,17 @@ def _check_results(node: onnx.NodeProto, body: onnx.GraphProto, path: str) -> No
         raise InvalidNodeError(f"{_described(node, path)}: {text}")
 
 
+def _check_loop(node: onnx.NodeProto, body: onnx.GraphProto, path: str) -> None:
+    """Raise InvalidNodeError for a Loop that declares its counter or condition with several elements."""
+    if node.op_type != "Loop" or node.domain not in DEFAULT_DOMAINS:
+        return
+    for value in (*body.input[:2], *body.output[:1]):
+        sizes = [dim.dim_value if dim.HasField("dim_value") else 1 for dim in value.type.tensor_type.shape.dim]
+        if math.prod(sizes) != 1:
+            text = f"its body declares '{value.name}', the counter or condition, with shape {sizes} instead of []"
+            raise InvalidNodeError(f"{_described(node, path)}: {text}")
+
+
 def _described(node: onnx.NodeProto, path: str) -> str:
     return f"{node.op_type} '{node.name or next(iter(node.output), '')}' in {path}"
 
@@ -204,6 +216,7 @@ def _nodes(nodes: Iterable[onnx.NodeProto], provided: set[str], path: str, aroun
         _check_node(node, path)
         for body in protobuf.graphs_of(node):
             _check_results(node, body, path)
+            _check_loop(node, body, path)
             in_order &= _graph(body, f"{path}/body of {node.op_type} '{node.name}'", around, folder)
         late |= protobuf.names_read_by(node) - provided - computed
         for name in node.output:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,21 +138,21 @@ class _Diff:
         old_infos = [value for value in old.value_info if value.name not in gone]
         near = emitted | _upstream(new) | _reshaped(new, emitted)
         in_body = old is not self._before.graph
-        outputs = {value.name for value in old.output} if in_body else near
-        inputs = {value.name for value in old.input} if in_body else set[str]()
+        inputs, outputs = ({value.name for value in ends if in_body} for ends in (old.input, old.output))
         for name, before, after, free in (
-            ("value_info", old_infos, infos, near), ("output", old.output, new.output, outputs or near),
+            ("value_info", old_infos, infos, near), ("output", old.output, new.output, outputs),
             ("input", old.input, new.input, inputs),
         ):  # fmt: skip
             if not _equal(self._verified_infos(before, after, free), list(after)):
                 yield f"{path}: {name} has changed"
 
     def _verified_infos(
-        self, old: Sequence[onnx.ValueInfoProto], new: Iterable[onnx.ValueInfoProto], near: Container[str]
+        self, old: Sequence[onnx.ValueInfoProto], new: Sequence[onnx.ValueInfoProto], near: Container[str]
     ) -> list[onnx.ValueInfoProto]:
         """The old declarations, without sizes that lowering had reason to drop: near emitted nodes, or unverified."""
         text = {info.name: info for info in new}
-        pairs = [(info, text.get(info.name, info)) for info in old]
+        names = [[info.name for info in infos] for infos in (old, new)]  # of which a body may return one twice
+        pairs = zip(old, new if names[0] == names[1] else [text.get(info.name, info) for info in old], strict=True)
         return [
             a if a == b or not (a.name in near or a.name in self._unverified) else _without_sizes(a, b)
             for a, b in pairs
@@ -171,7 +171,7 @@ class _Diff:
         they were emitted before.
         """
         there, here = _initializers(old), _initializers(new)
-        trained = {*(_named_by_training(self._before) if old is self._before.graph else ())}
+        trained = {*(protobuf.named_by_training(self._before) if old is self._before.graph else ())}
         used = {*_used(new), *trained}
         inputs, replaceable = {value.name for value in new.input}, _read_by_recurrent(old)
         used_by_others = {*_used(new, emitted=False), *_read_by_emitted(old)}
@@ -390,14 +390,3 @@ def is_recurrent(node: onnx.NodeProto) -> bool:
 def _moves(node: onnx.NodeProto) -> bool:
     """Whether a node only moves data."""
     return node.op_type in WEIGHT_PATH and node.domain in DEFAULT_DOMAINS
-
-
-def _named_by_training(model: onnx.ModelProto) -> set[str]:
-    """The names of the main graph that training_info uses: weights that it sets, and values that its graphs read."""
-    names: set[str] = set()
-    for info in model.training_info:
-        for entry in (*info.initialization_binding, *info.update_binding):
-            names |= {entry.key, entry.value}
-        for graph in (info.initialization, info.algorithm):
-            names.update(_used(graph))
-    return names

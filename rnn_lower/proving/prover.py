@@ -20,7 +20,9 @@ from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import LOOPS
 from rnn_lower.ir.walk import (
     NODE_MARK,
+    TRAINED,
     Scope,
+    is_read,
     known_tensor,
     output_names,
     owner_of,
@@ -214,9 +216,10 @@ def _tasks(
     names = {scope.graph: _by_name(scope.graph) for scope in paired.values()}
     for node, scope in recurrent_nodes(before.model):
         there = paired.get(scope.graph)
-        wanted = [out for out in node.outputs if out.name and (out.uses() or out.is_graph_output())]
+        wanted = [out for out in node.outputs if out.name and is_read(out)]
         if there is not None and may_vanish:
-            wanted = [out for out in wanted if out.is_graph_output() or out.name in names[there.graph]]
+            ends = {out for out in wanted if out.is_graph_output() or TRAINED in out.meta}
+            wanted = [out for out in wanted if out in ends or out.name in names[there.graph]]
         replaced = [None if there is None else outputs[there.graph].get(out.name) for out in wanted]
         if not wanted or _is_unchanged(node, replaced):
             continue

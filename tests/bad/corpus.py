@@ -762,6 +762,19 @@ def branch_gives_twice(model: Model) -> None:
     branch.output[-1].name = branch.output[0].name
 
 
+def loop_that_declares(index: int) -> Callable[[Model], None]:
+    """Adds a Loop whose body declares one of its inputs with three elements."""
+
+    def change(model: Model) -> None:
+        body = onnx.parser.parse_graph("body (int64 i, bool c) => (bool c, bool d) { d = Identity (c) }")
+        body.input[index].type.tensor_type.shape.dim.add().dim_value = 3
+        zero = numpy_helper.from_array(np.array(0), "no_trips")
+        model.graph.initializer.append(zero)
+        model.graph.node.append(helper.make_node("Loop", ["no_trips", ""], ["nothing"], body=body, name="idle"))
+
+    return change
+
+
 def other_weight_in_branch(model: Model) -> None:
     weight = numpy_helper.to_array(initializer(model, "W"))
     body = next(attribute.g for node in model.graph.node for attribute in node.attribute if attribute.HasField("g"))
@@ -808,6 +821,8 @@ def bad_graphs() -> Iterator[Bad]:
     yield Bad("an If without outputs", changed(branches_for_nothing), "If '' in main graph has no outputs")
     yield Bad("two inputs of one name", changed(lambda m: m.graph.input.append(m.graph.input[0])), f"'X' {twice}")
     yield Bad("two results of one name in a function", changed(lambda m: m.functions[0].node.append(helper.make_node("Identity", ["X"], ["Y"], name="again")), place="function"), f"Identity 'again' in function local.Recurrent: 'Y' {twice}")
+    yield Bad("a Loop whose counter has three elements", changed(loop_that_declares(0)), "Loop 'idle' in main graph: its body declares 'i', the counter or condition, with shape [3] instead of []")
+    yield Bad("a Loop whose condition has three elements", changed(loop_that_declares(1)), "Loop 'idle' in main graph: its body declares 'c', the counter or condition, with shape [3] instead of []")
     yield Bad("a branch gives one value twice", changed(branch_gives_twice, place="if"), "its body returns 'Y_else_branch' twice, and onnxruntime may then return wrong results")
     yield Bad("Constant without a value", changed(constant_with()), "Constant 'constant' in main graph has 0 attributes; a Constant must have exactly one")
     yield Bad("Constant with two values", changed(constant_with(helper.make_attribute("value_int", 1), helper.make_attribute("value_float", 1.0))), "Constant 'constant' in main graph has 2 attributes; a Constant must have exactly one")

@@ -123,6 +123,23 @@ def test_training_keeps_the_weights_that_it_changes(tmp_path):
     assert rnn_lower.check(model, lowered).ok
 
 
+def test_results_that_only_training_reads_are_kept():
+    model = build(Case("LSTM", 17, dynamic=True))[0]
+    inputs = model.graph.node[0].input[:3]
+    model.graph.node.append(helper.make_node("LSTM", inputs, ["trained"], "second", hidden_size=4))
+    loss = helper.make_node("ReduceMean", ["trained"], ["loss"])
+    model.training_info.add().algorithm.CopyFrom(
+        helper.make_graph([loss], "step", [], [helper.make_empty_tensor_value_info("loss")])
+    )
+    lowered = rnn_lower.lower(model)
+    assert "trained" in {name for node in lowered.graph.node for name in node.output}
+    assert [node.name for node in rnn_lower.prove(model, lowered).nodes if node.ok] == ["node", "second"]
+    del model.graph.node[-1]
+    without = rnn_lower.lower(model)
+    model.graph.node.append(helper.make_node("LSTM", inputs, ["trained"], "second", hidden_size=4))
+    assert not rnn_lower.prove(model, without).ok
+
+
 def test_a_report_of_a_model_with_external_data(tmp_path):
     source = saved(tmp_path / "a.onnx", "w.data")
     assert cli.main(["report", os.fspath(source), "-o", os.fspath(tmp_path / "r.html"), "-q"]) == 0

@@ -330,6 +330,28 @@ def test_a_declaration_of_an_output_is_compared():
     assert not rnn_lower.prove(model, lowered).ok
 
 
+def test_an_output_keeps_the_sizes_that_are_found():
+    model, _ = build(Case("GRU", 17, T=3, N=2, H=4))
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("Y", onnx.TensorProto.FLOAT, [3, 1, 2, 4]))
+    lowered = rnn_lower.lower(model)
+    assert rnn_lower.prove(model, lowered).ok
+    lowered.graph.output[0].type.tensor_type.shape.dim[0].ClearField("dim_value")
+    assert not rnn_lower.prove(model, lowered).ok
+    lowered.graph.output[0].type.tensor_type.ClearField("shape")
+    assert not rnn_lower.prove(model, lowered).ok
+
+
+def test_a_body_that_returns_a_value_twice_with_different_declarations():
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[2,1,3] x) => (float[a,b,c] y, float[d,e,f,g] all)
+        <int64 trips = {3}, float[1,16,3] W = {0}, float[1,16,4] R = {0}> {
+        y, all, states = Loop <body = body (int64 i, bool c, float[2,1,3] s) => (bool d, float[2,1,3] t, float[1,1,4] h, float[a,b,c] t) {
+            n, h = LSTM <hidden_size = 4> (s, W, R) d = Identity (c) t = Add (s, s) }> (trips, , x) }""")
+    for tensor in model.graph.initializer[1:]:
+        tensor.CopyFrom(numpy_helper.from_array(np.ones(tensor.dims, np.float32), tensor.name))
+    model.graph.node[0].attribute[0].g.output[3].type.tensor_type.ClearField("shape")
+    assert rnn_lower.prove(model, rnn_lower.lower(model)).ok
+
+
 def with_unread_rnn(lowered: onnx.ModelProto) -> None:
     """Add a recurrent node, as a model has in which loops became recurrent nodes."""
     shapes = {"zero_W": (1, 2, 3), "zero_R": (1, 2, 2)}
