@@ -16,7 +16,7 @@ import onnx_ir as ir
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import ConversionError, Requirement, RnnLowerError, UnmetRequirementError, UnsupportedError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, newest_opset
-from rnn_lower.ir.walk import is_quantized, nodes, recurrent_nodes
+from rnn_lower.ir.walk import is_quantized, nodes, recurrent_nodes, upstream
 from rnn_lower.loops.model import loops
 from rnn_lower.lowering.node import axes_of
 from rnn_lower.options import Options
@@ -115,13 +115,9 @@ def _suggestion(lacks: Sequence[Requirement], options: Options, model: ir.Model,
 
 def _hiding_operators(model: ir.Model) -> list[str]:
     """The operators of other domains from which inputs of recurrent nodes are computed."""
-    waiting, seen = [value for node, _ in recurrent_nodes(model) for value in node.inputs], set[ir.Node]()
-    while waiting:
-        node = None if (value := waiting.pop()) is None else value.producer()
-        if node is not None and node not in seen:
-            seen.add(node)
-            waiting += node.inputs
-    foreign = (node for node in seen if node.domain not in DEFAULT_DOMAINS and not is_quantized(node))
+    read = (value for node, _ in recurrent_nodes(model) for value in node.inputs)
+    producers = {value.producer() for value in upstream(read, lambda node, _: node.inputs)}
+    foreign = [node for node in producers if node and node.domain not in DEFAULT_DOMAINS and not is_quantized(node)]
     return sorted({f"{n.op_type} of domain {n.domain}" for n in foreign if n.op_identifier() not in model.functions})
 
 

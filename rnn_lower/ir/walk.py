@@ -117,22 +117,32 @@ def owner_of(value: ir.Value) -> ir.Graph | ir.Function | None:
     return value.graph if producer is None else producer.graph
 
 
-def comes_from(value: ir.Value | None, op_types: Container[str]) -> bool:
-    """Whether such an operator computes a value, or what other nodes only move, join or change element by element."""
-    waiting, seen = [value], set[ir.Value | None]()
+Operands = Callable[[ir.Node, int], Iterable[ir.Value | None]]
+"""The values to go on with from an output of a node, given by its index."""
+
+
+def upstream(values: Iterable[ir.Value | None], operands: Operands) -> Iterator[ir.Value]:
+    """Yield values and what they are computed from, each once."""
+    waiting, seen = list(values), set[ir.Value | None]([None])
     while waiting:
         value = waiting.pop()
-        node = None if value is None or value in seen else value.producer()
-        seen.add(value)
-        if node is None or known_tensor(value) is not None:
+        if value is None or value in seen:
             continue
-        if node.op_type in op_types:
-            return True
-        if node.op_type == "Concat" or node.op_type in ELEMENTWISE:
-            waiting += node.inputs
-        elif node.op_type in DATA_MOVEMENT:
-            waiting += node.inputs[:1]
-    return False
+        seen.add(value)
+        yield value
+        if (node := value.producer()) is not None:
+            waiting += operands(node, value.index() or 0)
+
+
+def comes_from(value: ir.Value | None, op_types: Container[str]) -> bool:
+    """Whether such an operator computes a value, or what other nodes only move, join or change element by element."""
+
+    def kept(node: ir.Node, _: int) -> Iterable[ir.Value | None]:
+        joins = node.op_type == "Concat" or node.op_type in ELEMENTWISE
+        return node.inputs if joins else node.inputs[:1] if node.op_type in DATA_MOVEMENT else ()
+
+    producers = (each.producer() for each in upstream([value], kept))
+    return any(node is not None and node.op_type in op_types for node in producers)
 
 
 def get_attribute(node: ir.Node, name: str, kind: ir.AttributeType, default: Any) -> Any:
@@ -271,21 +281,15 @@ def in_declared_rank(number: np.ndarray, value: ir.Value) -> np.ndarray:
 
 def sources(result: ir.Value | None, through: Collection[str] | None = None) -> list[ir.Value]:
     """The graph inputs that a value depends on, perhaps through certain operators only, but not through shapes."""
-    inputs, seen = list[ir.Value](), set[ir.Value]()
-    waiting = [] if result is None else [result]
-    while waiting:
-        value = waiting.pop()
-        node = value.producer()
-        if value in seen:
-            continue
-        seen.add(value)
-        if value.is_graph_input() and isinstance(value.type, ir.TensorType):
-            inputs.append(value)
-        elif node is not None and node.op_type not in MEASURING:
-            followed = node.inputs if through is None or node.op_type in through else ()
-            branches = [body.outputs[value.index() or 0] for _, body in subgraphs(node)] if node.op_type == "If" else []
-            waiting += [read for read in (*followed, *branches) if read is not None]
-    return inputs
+
+    def read(node: ir.Node, index: int) -> Iterable[ir.Value | None]:
+        if node.op_type in MEASURING:
+            return ()
+        branches = [body.outputs[index] for _, body in subgraphs(node)] if node.op_type == "If" else []
+        return [*(node.inputs if through is None or node.op_type in through else ()), *branches]
+
+    ends = upstream([result], read)
+    return [value for value in ends if value.is_graph_input() and isinstance(value.type, ir.TensorType)]
 
 
 def count_nodes(nodes: Iterable[ir.Node]) -> int:

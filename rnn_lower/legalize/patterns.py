@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -21,7 +21,7 @@ from rnn_lower.builder.versions import BROADCASTS_BY_RULE, CLIP_TAKES_DOUBLE, MA
 from rnn_lower.ir.padding import pads_of
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, schema_of
 from rnn_lower.ir.traits import FINITE
-from rnn_lower.ir.walk import NODE_MARK, constant, consumed_values
+from rnn_lower.ir.walk import NODE_MARK, constant, consumed_values, upstream
 from rnn_lower.legalize import data_movement
 from rnn_lower.legalize.call import Call, Pattern, PatternBuilder, Results, result_sizes
 
@@ -172,22 +172,17 @@ def _is_finite(b: PatternBuilder, operand: Operand, is_own: bool) -> bool:
     """
     if isinstance(operand, Constant):
         return bool(np.isfinite(operand.load().astype(np.float64)).all())
-    waiting: list[ir.Value] = [] if is_own or operand is None else [operand]
-    seen = set[ir.Value]()
-    while waiting:
-        value = waiting.pop()
-        dtype = b.info(value).dtype
-        if value in seen or (dtype is not None and not dtype.is_floating_point()):
-            continue
-        seen.add(value)
-        node, array = value.producer(), constant(value)
-        if array is not None:
-            if not np.isfinite(array.astype(np.float64)).all():
-                return False
-        elif node is not None:
-            if not _keeps_finite(b, node):
-                return False
-            waiting += consumed_values(node)
+
+    def floats(values: Iterable[ir.Value | None]) -> list[ir.Value]:
+        read = [value for value in values if value is not None]
+        return [value for value in read if (dtype := b.info(value).dtype) is None or dtype.is_floating_point()]
+
+    for value in upstream(floats([] if is_own else [operand]), lambda node, _: floats(consumed_values(node))):
+        array, node = constant(value), value.producer()
+        if array is not None and not np.isfinite(array.astype(np.float64)).all():
+            return False
+        if array is None and node is not None and not _keeps_finite(b, node):
+            return False
     return True
 
 

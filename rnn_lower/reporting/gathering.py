@@ -18,7 +18,7 @@ from rnn_lower.driver.lower_pass import Record, lower_document, lower_unadvised,
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.driver.suggestions import unlogged
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.ir.walk import opset_of, output_names, subgraphs
+from rnn_lower.ir.walk import opset_of, output_names, with_bodies
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
@@ -281,13 +281,7 @@ def _equal_records(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def _operators(record: Record) -> dict[str, int]:
-    counts: Counter[str] = Counter()
-    waiting = list(record.nodes)
-    while waiting:
-        node = waiting.pop()
-        counts[node.op_type] += 1
-        waiting += [inner for _, body in subgraphs(node) for inner in body]
-    return dict(counts.most_common())
+    return dict(Counter(node.op_type for node in with_bodies(record.nodes)).most_common())
 
 
 def _trial(document: Document, options: Options, target: str) -> dict[tuple[str, str], Record] | Failed:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
-from rnn_lower.ir.walk import Scope, consumed_values, owner_of, subgraphs
+from rnn_lower.ir.walk import Scope, consumed_values, owner_of, subgraphs, upstream
 from rnn_lower.shapes.fixed_dims import FIXED
 from rnn_lower.shapes.shape_info import RESHAPES, ShapeInfo
 
@@ -66,13 +66,10 @@ def reshaped(values: Iterable[ir.Value]) -> Iterator[ir.Value]:
 
 def shapes_of_bodies(consumed: Iterable[ir.Value]) -> Iterator[tuple[ir.Value, ir.Graph]]:
     """The inputs and outputs of bodies that values depend on, because runtimes trust their declared shapes."""
-    waiting, seen = list(consumed), set()
-    while waiting:
-        producer = waiting.pop().producer()
-        if producer is None or producer in seen:
-            continue
-        seen.add(producer)
-        waiting += [value for value in producer.inputs if value is not None]
-        for _, body in subgraphs(producer):
+
+    def read(node: ir.Node, _: int) -> list[ir.Value | None]:
+        return [*node.inputs, *(output for _, body in subgraphs(node) for output in body.outputs)]
+
+    for producer in dict.fromkeys(value.producer() for value in upstream(consumed, read)):
+        for _, body in () if producer is None else subgraphs(producer):
             yield from ((value, body) for value in (*body.inputs, *body.outputs))
-            waiting += list(body.outputs)
