@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -351,15 +351,20 @@ def size_of_result(call: Call) -> int:
         repeated, counts = (1, arrays[0]) if call.node.op_type == "ConstantOfShape" else (arrays[0].size, arrays[1])
         return int(repeated) * math.prod(int(size) for size in counts.ravel())
     if call.node.op_type == "Pad" and len(arrays) > 1:
-        return int(arrays[0].size) * math.prod(1 + max(0, int(size)) for size in arrays[1].ravel())
+        pads, axes = arrays[1].ravel(), call.optional(3)
+        return math.prod(_padded(arrays[0].shape, pads, range(arrays[0].ndim) if axes is None else axes.ravel()))
     if call.node.op_type == "Range":
         start, limit, delta = (int(array) for array in arrays)
         return max(0, limit - start) // max(1, abs(delta)) if delta > 0 else abs(start - limit)
     if call.node.op_type == "Gather":
         rows: int = max(1, call[0].shape[call.attribute("axis", 0)])
         return int(arrays[0].size) // rows * max(1, arrays[1].size)
-    if call.node.op_type in ("Gemm", "Conv"):
-        return int(arrays[0].size // max(1, call[0].shape[-1])) * arrays[1].size
+    if call.node.op_type == "Gemm":
+        summed = int(max(1, call[0].shape[0 if call.attribute("transA", 0) else -1]))
+        size = int(arrays[0].size // summed) * int(arrays[1].size // summed)
+        return max(size, size * summed >> 6)
+    if call.node.op_type == "Conv":
+        return _size_of_conv(call, *arrays[:2])
     if call.node.op_type in ("Reshape", "Slice", "Split", "Squeeze", "Unsqueeze", "Transpose"):
         return arrays[0].size
     try:
@@ -373,6 +378,24 @@ def size_of_result(call: Call) -> int:
         return math.prod(np.broadcast_shapes(*shapes))
     except ValueError:  # not elementwise
         return sum(int(array.size) for array in arrays)
+
+
+def _size_of_conv(call: Call, x: Array, weights: Array) -> int:
+    """An upper bound on the elements of all windows and of the result, counting 64 products as one element."""
+    axes = range(x.ndim - 2)
+    wide = _padded(x.shape[2:], call.attribute("pads") or [0] * 2 * len(axes), axes)
+    strides = call.attribute("strides") or [1] * len(axes)
+    windows = len(x) * math.prod(size // max(1, step) + 1 for size, step in zip(wide, strides, strict=False))
+    return int(windows * max(x.shape[1] * math.prod(weights.shape[2:]), len(weights), weights.size >> 6))
+
+
+def _padded(shape: Sequence[int], pads: Sequence[int] | Array, axes: Iterable[int] | Array) -> list[int]:
+    """The sizes after padding these axes; the second half of `pads` is added behind."""
+    sizes, half = list(shape), len(pads) // 2
+    for axis, before, behind in zip(axes, pads[:half], pads[half:], strict=False):
+        if -len(sizes) <= axis < len(sizes):
+            sizes[int(axis)] = max(0, sizes[int(axis)] + int(before) + int(behind))
+    return sizes
 
 
 def check_shape(value: ir.Value, array: Array, symbols: Mapping[str, int | None]) -> None:

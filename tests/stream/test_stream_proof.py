@@ -141,3 +141,14 @@ def test_states_of_branches_that_floats_choose_are_out_of_scope():
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
     stream = rnn_lower.stream(model, axis="T")
     assert "out of scope: floats decide which branch of an If runs" in rnn_lower.prove_streaming(model, stream).verdict
+
+
+def test_windows_of_long_frames_are_proved():
+    """As in a spectrum: each frame has 576 samples, padded by 128 on both sides, and 258 windows of 256 samples."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 16]> g (float[T,576] x) => (float[T,258,N] z)
+        <int64[4] pads = {0, 128, 0, 128}, int64[1] one = {1}, int64 time = {0}> {
+        p = Pad <mode = "reflect"> (x, pads) u = Unsqueeze (p, one) y = Conv <kernel_shape = [256], strides = [128]> (u, W)
+        z = CumSum (y, time) }""")
+    weights = np.random.default_rng(0).standard_normal((258, 1, 256)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "W"))
+    assert rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="T")).ok
