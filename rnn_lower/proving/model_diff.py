@@ -164,6 +164,10 @@ class _Diff:
         before = Document(self._before, self._folders[0])
         return {str(v.name) for v in values(before.model) if not before.shape_info.is_verified(v)}
 
+    def _trained(self, graph: protobuf.Holder) -> set[str]:
+        """The names of a graph that training_info reads."""
+        return protobuf.named_by_training(self._before) if graph is self._before.graph else set()
+
     def weights(self, path: str, old: onnx.GraphProto, new: onnx.GraphProto) -> Iterator[str]:
         """The differences between initializers; those that only recurrent nodes read may be replaced.
 
@@ -171,7 +175,7 @@ class _Diff:
         they were emitted before.
         """
         there, here = _initializers(old), _initializers(new)
-        trained = {*(protobuf.named_by_training(self._before) if old is self._before.graph else ())}
+        trained = self._trained(old)
         used = {*_used(new), *trained}
         inputs, replaceable = {value.name for value in new.input}, _read_by_recurrent(old)
         used_by_others = {*_used(new, emitted=False), *_read_by_emitted(old)}
@@ -200,7 +204,7 @@ class _Diff:
     def nodes(self, path: str, old: protobuf.Holder, new: protobuf.Holder) -> Iterator[str]:
         """The differences between nodes that are neither replaced nor emitted."""
         by_outputs = {tuple(node.output): node for node in new.node}
-        needed, weights = set(_used(new)), _read_by_recurrent(old)
+        needed, weights = {*_used(new), *self._trained(old)}, _read_by_recurrent(old)
         before = [node for node in old.node if not _replaced(node, by_outputs, needed, weights)]
         there = {tuple(node.output) for node in before}
         after = [node for node in new.node if not is_emitted(node) or tuple(node.output) in there]

@@ -23,6 +23,9 @@ from rnn_lower.proving.whole_evaluator import COMPARISONS, digest
 FILLING = ("ConstantOfShape", "Expand", "Tile")
 """Operators that repeat elements of a constant as often as sizes say."""
 
+WITH_STATES = ("AveragePool", "Conv", "CumSum", "MaxPool", "Pad")
+"""Operators that a stream computes with states, which do not depend on sizes alone."""
+
 SELECTING = ("Abs", "And", "Clip", "Max", "Min", "Neg", "Not", "Or", "Where", *COMPARISONS)
 """Operators whose results are plain if their operands are, and constants have few elements."""
 
@@ -35,20 +38,21 @@ class Sizes:
     functions: Mapping[ir.Value, str]
 
 
-def sizes_in(document: Document, counters: Collection[str] = ()) -> Sizes:
+def sizes_in(document: Document, counters: Collection[str] | None = None) -> Sizes:
     """What depends on sizes alone. Its floats and conditions are random functions, except for plain ones.
 
     Operators that select or move elements of a constant are one function of the elements, as models may do it in other
     ways. Conditions are left out if only what depends on sizes alone reads them.
-    counters: the inputs of a stream that count its frames; they are sizes, too.
+    counters: the inputs of a stream that count its frames; they are sizes, too. None for models that are no streams.
     """
-    inputs = [value for value in document.model.graph.inputs if value.name in counters]
+    inputs = [value for value in document.model.graph.inputs if value.name in (counters or ())]
+    ends = () if counters is None else WITH_STATES
     sizes, plain, counting, filled = (set[ir.Value | None](each) for each in (inputs, inputs, inputs, ()))
     functions = dict[ir.Value, str]()
     for node, _ in nodes(document.model):
         measures = node.op_type in MEASURING
         computed = [v for v in node.inputs if v is not None and known_tensor(v) is None and not measures]
-        if not (measures or computed) or not sizes.issuperset(computed) or any(subgraphs(node)):
+        if not (measures or computed) or not sizes.issuperset(computed) or any(subgraphs(node)) or node.op_type in ends:
             continue  # bodies may read anything
         sizes.update(node.outputs)
         counts, dtype = not counting.isdisjoint(computed), document.dtype_of(node.outputs[0])

@@ -101,8 +101,14 @@ class WholeEvaluator(ModelInterpreter):
         return self._floats.get(id(array), (array, None))[1] if is_element else array
 
     def _operands(self, node: ir.Node) -> list[Array | None]:
-        """Return the operands; those of a Where without NaN and infinities that its condition never selects."""
+        """Return the operands; those of a Where without NaN and infinities that its condition never selects.
+
+        Known integers are field elements beside integers that were computed from floats.
+        """
         operands = super()._operands(node)
+        kinds = {operand.dtype.kind for operand in operands if operand is not None}
+        if node.op_type in (*RINGS, "Concat") and node.domain in DEFAULT_DOMAINS and {"u", "i"} <= kinds:
+            operands = [self._as_element(a) if a is not None and a.dtype.kind == "i" else a for a in operands]
         if node.op_type != "Where" or node.domain not in DEFAULT_DOMAINS:
             return operands
         condition, *branches = operands

@@ -99,6 +99,10 @@ def sizes_beyond_few(models: Sequence[ir.Model], required: Mapping[str, int]) ->
         yield {**required, **dict.fromkeys(names, 2), name: number + 1}
 
 
+TOGETHER = 1 << 16
+"""The largest product of sizes that are beyond a threshold together."""
+
+
 def sizes_beyond_all(models: Sequence[ir.Model], required: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Yield sizes beyond all thresholds.
 
@@ -110,6 +114,10 @@ def sizes_beyond_all(models: Sequence[ir.Model], required: Mapping[str, int]) ->
     near = {number + more for number in numbers if 0 < number <= max(SIZES) for more in (0, 1)}
     beyond = [number + more for number in large[-MOST_LIMITS:] for more in (0, 2)]
     yield from _new_sizes(models[0], required, [*sorted(near), *beyond, ANY_COUNT])
+    names = _free_names(models[0], required)
+    together = [number + 1 for number in numbers if 0 < number < TOGETHER ** (1 / max(1, len(names)))]
+    if together and len(names) > 1:
+        yield {**required, **dict.fromkeys(names, together[-1])}
 
 
 def _new_sizes(model: ir.Model, required: Mapping[str, int], numbers: Iterable[int]) -> Iterator[dict[str, int]]:

@@ -19,6 +19,7 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.proving.model_inputs import fixed_sizes
 from rnn_lower.proving.size_functions import sizes_in
 from rnn_lower.proving.thresholds import MOST_COUNTED, check_counted, counted_numbers
+from rnn_lower.proving.whole_inputs import TOGETHER
 from rnn_lower.shapes.fixed_dims import declared_shapes, free_dims
 from rnn_lower.streaming.plan import LAST, Plan, fixed_step
 from rnn_lower.streaming.session import Feeds, StreamingSession
@@ -103,13 +104,18 @@ class ChunkedRuns:
         for name, axis, label in free_dims(declared_shapes(self.original.model)):
             if self.plan.inputs.get(name) != axis:
                 others[label].append((name, axis))
-        for size in sorted({1, 2, *(number + more for number in numbers if number > 0 for more in (0, 1))}):
+        sizes = sorted({1, 2, *(number + more for number in numbers if number > 0 for more in (0, 1))})
+        for size in sizes:
             check_counted([size - 1])  # only now, because smaller sizes may show a difference
             if size > max(CHUNKS) and is_free:
                 yield Trial(self.remembered + size + max(CHUNKS), (size,), mixed=0, is_long=True)  # one starts there
             for axes in others.values():
                 fixed = dict.fromkeys(axes, size)
                 yield Trial(self.remembered + max(CHUNKS), CHUNKS[:1], mixed=0, is_long=True, others=fixed)
+        size = max(size for size in sizes if size ** (1 + len(others)) <= TOGETHER)
+        if size > max(CHUNKS) and is_free:
+            all_axes = dict.fromkeys(itertools.chain(*others.values()), size)
+            yield Trial(self.remembered + size + max(CHUNKS), (size,), mixed=0, is_long=True, others=all_axes)
 
     def samples(
         self, index: int, steps: int, nodes: Sequence[RecurrentNode] | None = None,

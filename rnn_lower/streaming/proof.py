@@ -108,7 +108,7 @@ def prove_streaming(
         return verdict(DIFFERENT, faults[0])
     clips, declared = limits_of(original), shapes_of(original)
     narrow = types_of(original)
-    of_sizes = {**sizes_in(original).functions, **sizes_in(streaming, plan.counters).functions}
+    of_sizes = {**sizes_in(original, ()).functions, **sizes_in(streaming, plan.counters).functions}
     for folded in (True, False):  # a constant sum of biases is rounded if the lowered graph contains it
         chunked = ChunkedRuns(original, streaming, plan, seed)
         try:

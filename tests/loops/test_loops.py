@@ -329,6 +329,18 @@ def test_a_loop_that_changes_at_a_size_is_not_raised(nodes, axis, reduce):
     assert loops_of(rnn_lower.raise_loops(model)) == []
 
 
+@pytest.mark.parametrize("many", ["And (more, longer)", "Greater (fewest, limit)"])
+def test_a_loop_that_changes_where_two_sizes_are_large_is_not_raised(many):
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[T,N,2] x) => (float[T,N,2] y)
+        <float[2,2] W = {{0.1, 0.2, 0.3, 0.4}}, float[2,2] R = {{0.5, -0.6, 0.7, 0.8}}, int64[1] limit = {{20}}, float one = {{1}}, int64[1] two = {{2}}> {{
+        t = Shape <start = 0, end = 1> (x) n = Shape <start = 1, end = 2> (x) longer = Greater (t, limit) more = Greater (n, limit)
+        fewest = Min (t, n) many = {many} k = Cast <to = 1> (many) p = MatMul (x, W) m = Mul (p, k) shape = Concat <axis = 0> (n, two) h = ConstantOfShape (shape)
+        [scan] last, y = Scan <num_scan_inputs = 2, body = b (float[N,2] s, float[N,2] row, float[N,2] mask) => (float[N,2] r, float[N,2] out) {{
+            a = MatMul (s, R) u = Add (row, a) new = Tanh (u) keep = Less (mask, one) r = Where (keep, new, s) out = Identity (r) }}> (h, p, m) }}""")
+    onnx.checker.check_model(model, full_check=True)
+    assert loops_of(rnn_lower.raise_loops(model)) == ["scan"]
+
+
 @pytest.mark.parametrize("number", [40, 5000])
 @pytest.mark.parametrize("op_type", ["Mod", "Min"])
 def test_a_loop_that_reads_other_steps_from_some_length_on_is_not_raised(op_type, number):

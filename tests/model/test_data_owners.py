@@ -134,7 +134,14 @@ def test_results_that_only_training_reads_are_kept():
     lowered = rnn_lower.lower(model)
     assert "trained" in {name for node in lowered.graph.node for name in node.output}
     assert [node.name for node in rnn_lower.prove(model, lowered).nodes if node.ok] == ["node", "second"]
-    del model.graph.node[-1]
+    model.training_info[0].algorithm.node[0].input[0] = "constant"
+    model.graph.node.append(helper.make_node("Constant", [], ["constant"], value_float=1.0))
+    lowered = rnn_lower.lower(model)
+    assert rnn_lower.prove(model, lowered).ok
+    lowered.graph.node.remove(next(node for node in lowered.graph.node if "constant" in node.output))
+    assert not rnn_lower.prove(model, lowered).ok
+    model.training_info[0].algorithm.node[0].input[0] = "trained"
+    del model.graph.node[-2:]
     without = rnn_lower.lower(model)
     model.graph.node.append(helper.make_node("LSTM", inputs, ["trained"], "second", hidden_size=4))
     assert not rnn_lower.prove(model, without).ok

@@ -395,3 +395,14 @@ def test_a_resize_is_a_product_only_if_all_runtimes_agree(scale, is_product):
     )
     assert prove_whole(original, same, 1, 0, math.inf).ok
     assert prove_whole(original, other, 1, 0, math.inf).ok == is_product
+
+
+def test_integers_that_were_computed_from_floats_stand_beside_known_ones():
+    """As in a quantized cell, whose first state is a constant."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[1,3] x) => (float[1,3] y, float[1,3] z)
+        <float scale = {0.1}, int8 zero = {0}, int8[1,3] first = {1, 2, 3}, int64[2] sizes = {1, 1}> {
+        q = QuantizeLinear (x, scale, zero) c = Concat <axis = 0> (first, q) d = DequantizeLinear (c, scale, zero)
+        y, z = Split (d, sizes) }""")
+    lowered = rnn_lower.lower(model, target="onnx2torch", legalize_all=True)
+    assert "Split" not in [node.op_type for node in lowered.graph.node]
+    assert rnn_lower.prove(model, lowered).ok

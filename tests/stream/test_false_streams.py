@@ -183,6 +183,26 @@ def test_arithmetic_with_sizes_at_which_a_stream_changes(text, axis):
     assert not rnn_lower.prove_streaming(model, made).ok
 
 
+@pytest.mark.parametrize("second", ["Shape <start = 1, end = 2> (x)", "Reshape (position, whole)"])
+def test_sizes_that_are_large_together(second):
+    """A model that doubles y if the batch and the chunk, or the position, are larger than 20."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[B,T,6] x) => (float[B,T,6] y)
+        <int64 zero = {0}, int64 one = {1}, int64[1] at = {0}, int64[1] last = {1}> {
+        s = Shape <start = 1, end = 2> (x) n = Squeeze (s, at) [steps] r = Range (zero, n, one) f = Cast <to = 1> (r)
+        c = Unsqueeze (f, last) y = Add (x, c) }""")
+    streamed = rnn_lower.stream(model, axis="T")
+    (position,) = (value.name for value in streamed.graph.input if value.name.endswith("position_in"))
+    change = onnx.parser.parse_graph(f"""g () => () {{ k1 = Shape <start = 0, end = 1> (x) k2 = {second}
+        g1 = Greater (k1, limit) g2 = Greater (k2, limit) k3 = And (g1, g2) k4 = Cast <to = 1> (k3) k5 = Mul (y0, k4) y = Add (y0, k5) }}""")
+    for node in change.node:
+        node.input[:] = [position if name == "position" else name for name in node.input]
+    made = behind_y(streamed, *change.node, limit=np.array([20]), whole=np.array([1]))
+    session, x = rnn_lower.StreamingSession(made), np.ones((30, 120, 6), np.float32)
+    parts = [session.run({"x": x[:, start : start + 30]})["y"] for start in range(0, 120, 30)]
+    assert not np.allclose(np.concatenate(parts, 1), run_onnxruntime(model, {"x": x})[0])
+    assert not rnn_lower.prove_streaming(model, made).ok
+
+
 def test_a_number_at_which_the_original_changes_nothing():
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[B,T,6] x) => (float[B,T,6] y)
         <int64[1] many = {60}, int64 axis = {1}> { c = CumSum (x, axis) d = Add (c, c)

@@ -152,3 +152,23 @@ def test_windows_of_long_frames_are_proved():
     weights = np.random.default_rng(0).standard_normal((258, 1, 256)).astype(np.float32)
     model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "W"))
     assert rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="T")).ok
+
+
+POSITIONS = (
+    "k = ConstantOfShape <value = float[1] {1}> (s) r = CumSum (k, at) e = Unsqueeze (r, wide)",
+    "k = ConstantOfShape <value = float[1] {1}> (s) r = CumSum <exclusive = 1> (k, at) v = Unsqueeze (r, wide) e = Sin (v)",
+    "n = Squeeze (s) r = Range (at, n, one) f = Cast <to = 1> (r) v = Unsqueeze (f, wide) e = Cos (v)",
+    "n = Squeeze (s) r = Range (at, n, one) f = Cast <to = 1> (r) v = Unsqueeze (f, wide) w = Sin (v) p = Pad (w, front) e = Slice (p, at1, end, at1)",
+    "n = Squeeze (s) r = Range (at, n, one) m = Mod (r, seven) f = Cast <to = 1> (m) e = Unsqueeze (f, wide)",
+    "n = Squeeze (s) r = Range (at, n, one) l = Less (r, seven) f = Cast <to = 1> (l) e = Unsqueeze (f, wide)",
+)  # fmt: skip
+"""The position of each frame [T, 1, 1], computed in several ways."""
+
+
+@pytest.mark.parametrize("nodes", POSITIONS)
+def test_positions_are_proved(nodes):
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[T,N,3] x) => (float[T,N,3] y)
+        <int64 at = {{0}}, int64[1] at1 = {{0}}, int64 one = {{1}}, int64[2] wide = {{1, 2}}, int64[1] end = {{-4}},
+         int64 seven = {{7}}, int64[6] front = {{4, 0, 0, 0, 0, 0}}> {{
+        s = Shape <start = 0, end = 1> (x) {nodes} y = Add (x, e) }}""")
+    assert rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="T")).ok
