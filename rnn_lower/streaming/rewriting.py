@@ -127,7 +127,7 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
         doubt = f"; '{name}' may be the batch size instead of the length of the stream"
         text = doubt if time is None or _nothing_runs(analysis, work) else ""
         logger.info("no node needs a state, so the original model already works chunk by chunk%s", text)
-    late = tuple(text for text, x in recurrent if analysis.infos[x].late)
+    late = tuple(text for text, x in recurrent if x in analysis.infos and analysis.infos[x].late)
     return StreamedModel(Document(work.proto, work.folder), judged, plan, name, late, baked if left_outside else None)
 
 

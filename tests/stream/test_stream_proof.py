@@ -172,3 +172,16 @@ def test_positions_are_proved(nodes):
          int64 seven = {{7}}, int64[6] front = {{4, 0, 0, 0, 0, 0}}> {{
         s = Shape <start = 0, end = 1> (x) {nodes} y = Add (x, e) }}""")
     assert rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="T")).ok
+
+
+def test_a_recurrent_node_in_a_loop_beside_the_stream():
+    """As in a decoder that runs beside a streaming encoder."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[T,1,3] x, float[1,1,3] z) => (float[T,1,3] y, float[1,1,3] h)
+        <int64 time = {0}, int64 trips = {2}, float[1,12,3] W = {0}, float[1,12,3] R = {0}> {
+        y = CumSum (x, time) h = Loop <body = body (int64 i, bool c, float[1,1,3] s) => (bool d, float[1,1,3] t) {
+            u = Add (z, s) n, t = LSTM <hidden_size = 3> (u, W, R, , , s) d = Identity (c) }> (trips, , z) }""")
+    for tensor in model.graph.initializer[2:]:
+        array = np.random.default_rng(0).standard_normal(tensor.dims).astype(np.float32)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    made = rnn_lower.stream(model, axis="T")
+    assert rnn_lower.prove_streaming(model, made).ok
