@@ -8,16 +8,16 @@ beyond which the proof tries sizes (`thresholds`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 
 import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.traits import DATA_MOVEMENT, ELEMENTWISE, MEASURING
-from rnn_lower.ir.walk import constant, known_tensor, nodes, subgraphs
+from rnn_lower.ir.walk import constant, consumed_values, known_tensor, nodes, subgraphs, with_bodies
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.call import attributes_key
-from rnn_lower.proving.thresholds import FEW, WIDE
+from rnn_lower.proving.thresholds import FEW, WIDE, known_values
 from rnn_lower.proving.whole_evaluator import COMPARISONS, digest
 
 FILLING = ("ConstantOfShape", "Expand", "Tile")
@@ -45,31 +45,41 @@ def sizes_in(document: Document, counters: Collection[str] | None = None) -> Siz
     ways. Conditions are left out if only what depends on sizes alone reads them.
     counters: the inputs of a stream that count its frames; they are sizes, too. None for models that are no streams.
     """
+    known = known_values(document.model)
     inputs = [value for value in document.model.graph.inputs if value.name in (counters or ())]
     ends = () if counters is None else WITH_STATES
-    sizes, plain, counting, filled = (set[ir.Value | None](each) for each in (inputs, inputs, inputs, ()))
+    sizes, plain, filled = (set[ir.Value | None](each) for each in (inputs, inputs, ()))
     functions = dict[ir.Value, str]()
     for node, _ in nodes(document.model):
-        measures = node.op_type in MEASURING
-        computed = [v for v in node.inputs if v is not None and known_tensor(v) is None and not measures]
-        if not (measures or computed) or not sizes.issuperset(computed) or any(subgraphs(node)) or node.op_type in ends:
-            continue  # bodies may read anything
+        read = () if node.op_type in MEASURING else _read(node)
+        computed = {value for value in read if value not in known and known_tensor(value) is None}
+        if not (computed or node.op_type in MEASURING) or not sizes >= computed or node.op_type in ends:
+            continue
         sizes.update(node.outputs)
-        counts, dtype = not counting.isdisjoint(computed), document.dtype_of(node.outputs[0])
-        counting.update(node.outputs if counts else ())
-        if measures or (plain.issuperset(computed) and _is_plain(node, dtype, counts or len(computed) == 1)):
+        adds, dtype = counters is not None or len(computed) == 1, document.dtype_of(node.outputs[0])
+        arrays = [None if value in computed else known.get(value, constant(value)) for value in node.inputs]
+        if any(subgraphs(node)):
+            functions.update(dict.fromkeys(node.outputs, digest(str(ir.to_proto(node)), ())))
+        elif not computed or (plain >= computed and _is_plain(node, arrays, dtype, adds)):
             plain.update(node.outputs)
         elif _is_filled(node, computed, filled):
             filled.update(node.outputs)
         elif node.op_type not in DATA_MOVEMENT:
-            key = digest(f"{node.op_type} {attributes_key(node)}", map(constant, node.inputs))
+            key = digest(f"{node.op_type} {attributes_key(node)}", arrays)
             functions.update(dict.fromkeys(node.outputs, key))
-        elif node.inputs[0] not in computed:
-            functions.update(dict.fromkeys(node.outputs, digest("elements", [constant(node.inputs[0])])))
+        elif arrays[0] is not None:
+            functions.update(dict.fromkeys(node.outputs, digest("elements", arrays[:1])))
     conditions = (value for value in functions if document.dtype_of(value) == ir.DataType.BOOL)
     for value in [value for value in conditions if _selects_sizes(value, sizes)]:
         del functions[value]
     return Sizes(sizes, functions)
+
+
+def _read(node: ir.Node) -> set[ir.Value]:
+    """The values outside of a node that it or its bodies read."""
+    inside = {value for inner in with_bodies([node]) for value in inner.outputs}
+    inside |= {value for inner in with_bodies([node]) for _, body in subgraphs(inner) for value in body.inputs}
+    return {*consumed_values(node)} - inside
 
 
 def _selects_sizes(condition: ir.Value, sizes: Set[ir.Value | None]) -> bool:
@@ -88,18 +98,20 @@ def _is_filled(node: ir.Node, computed: Collection[ir.Value], filled: Collection
     return node.op_type == "ConstantOfShape" or (node.op_type in FILLING and node.inputs[0] not in computed)
 
 
-def _is_plain(node: ir.Node, dtype: ir.DataType | None, adds: bool) -> bool:
+def _is_plain(
+    node: ir.Node, arrays: Sequence[np.ndarray | None], dtype: ir.DataType | None, adds: bool
+) -> bool:  # fmt: skip
     """Whether a result is a size or position, one more or less, or a comparison of them, as the computed operands are.
 
-    dtype: of the result.  adds: whether sums are positions, because at most one operand is a size.
+    arrays: the constant operands.  dtype: of the result.  adds: whether a sum is a position, as those of streams.
     """
-    arrays = [array for array in map(constant, node.inputs) if array is not None]
+    numbers = [array for array in arrays if array is not None]
     if node.op_type == "Cast":
         return dtype in (*WIDE, ir.DataType.BOOL)
     if node.op_type in DATA_MOVEMENT:
-        return node.op_type == "Concat" or constant(node.inputs[0]) is None
+        return node.op_type == "Concat" or arrays[0] is None
     if node.op_type in ("Mul", "Div"):
-        return len(arrays) == 1 and bool(np.all(arrays[0] == 1))
+        return len(numbers) == 1 and bool(np.all(numbers[0] == 1))
     if node.op_type in ("Add", "Sub", "Range"):
-        return adds and all(np.all(np.abs(array.astype(np.float64)) <= 1) for array in arrays)
-    return node.op_type in SELECTING and all(array.size <= FEW for array in arrays)
+        return adds and all(np.all(np.abs(array.astype(np.float64)) <= 1) for array in numbers)
+    return node.op_type in SELECTING and all(array.size <= FEW for array in numbers)

@@ -69,7 +69,7 @@ def _counted(node: ir.Node, scope: Scope, known: Known) -> Iterator[int]:
 
 def counted_numbers(model: ir.Model, of: Set[ir.Value | None] | None = None) -> Counter[int]:
     """The constants that a node compares with or a loop counts to, and how often. of: only nodes of these values."""
-    return _counted_numbers(model, _known_values(model), of)
+    return _counted_numbers(model, known_values(model), of)
 
 
 def check_counted(numbers: Iterable[int]) -> None:
@@ -84,11 +84,12 @@ def all_thresholds(model: ir.Model) -> set[int]:
 
     Raises OutOfScopeError if a loop may count otherwise than by adding and comparing.
     """
-    known = _known_values(model)
+    known = known_values(model)
     return {*_counted_numbers(model, known), _most_steps(model, known)}
 
 
-def _known_values(model: ir.Model) -> Known:
+def known_values(model: ir.Model) -> Known:
+    """What constants alone determine."""
     return computed_constants((node, scope.opset) for node, scope in nodes(model))
 
 

@@ -35,6 +35,9 @@ CHUNKS = (1, 2, 3)
 LONG, LARGEST = (64, 128, 384), 10_000_000
 """Two runs have as many frames, drawn between these numbers, in few chunks; and the most frames of any run."""
 
+MOST_SHARED = 4
+"""The most numbers to try that the original compares with sizes, too."""
+
 SET_SIZES = "set the sizes of its inputs (--dim NAME=SIZE)"
 """The remedy if a model does not run with any sampled sizes."""
 
@@ -98,7 +101,8 @@ class ChunkedRuns:
         """
         of_sizes = counted_numbers(self.made.model, sizes_in(self.made, self.plan.counters).values)
         old = counted_numbers(self.original.model)
-        numbers = {*(counted_numbers(self.made.model) - old), *(n for n in of_sizes if n <= MOST_COUNTED)}
+        shared = sorted(number for number in of_sizes if number <= MOST_COUNTED)[-MOST_SHARED:]
+        numbers = {*(counted_numbers(self.made.model) - old), *shared}
         is_free = fixed_step(self.original.proto, self.plan) is None
         others = defaultdict[str, list[tuple[str, int]]](list)
         for name, axis, label in free_dims(declared_shapes(self.original.model)):

@@ -19,6 +19,7 @@ import onnx
 from rnn_lower.checking.samples import NoInputsError, first_result
 from rnn_lower.driver.plan import inlined_document
 from rnn_lower.errors import RnnLowerError
+from rnn_lower.ir.walk import constant
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.call import OutOfScopeError, WrongError, known
 from rnn_lower.proving.field import Array, Field
@@ -28,9 +29,10 @@ from rnn_lower.proving.new_faults import new_faults
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, number_of
 from rnn_lower.proving.size_functions import sizes_in
 from rnn_lower.proving.whole_model import ModelInterpreter, limits_of, shapes_of, types_of
-from rnn_lower.streaming.chunked_runs import CHUNKS, SET_SIZES, ChunkedRuns, Trial
+from rnn_lower.streaming.chunked_runs import CHUNKS, LONGEST, SET_SIZES, ChunkedRuns, Trial
 from rnn_lower.streaming.floats import Rounding, difference_in_floats
 from rnn_lower.streaming.plan import Plan, fixed_step
+from rnn_lower.streaming.rewriting import with_reach
 from rnn_lower.streaming.session import Feeds, StreamingSession
 from rnn_lower.validation import check_numbers
 
@@ -97,6 +99,7 @@ def prove_streaming(
     check_numbers(points=points, seed=seed)
     faults = _faults(original, streaming, plan, whole_is_new)
     original, streaming = inlined_document(original), inlined_document(streaming)
+    plan = with_reach(plan, original)
     deadline, reason, weighs = time.thread_time() + seconds, "", False
     outputs, states = tuple(plan.outputs), tuple(state.output for state in plan.states)
     chunked = ChunkedRuns(original, streaming, plan, seed)
@@ -146,12 +149,19 @@ def _faults(original: Document, streaming: Document, plan: Plan, whole_is_new: b
         if types[0] != types[1]:
             named = map(onnx.TensorProto.DataType.Name, types)
             faults.append(f"output '{name}' has type {' instead of '.join(named)}")
+    weights = original.model.graph.initializers
+    for name, value in streaming.model.graph.initializers.items():  # no run reads all rows of a table
+        there, here = constant(weights.get(name)), constant(value)
+        if there is not None and here is not None and there.shape == here.shape and there.tobytes() != here.tobytes():
+            faults.append(f"initializer '{name}' has changed")
     pair = (streaming, original) if whole_is_new else (original, streaming)
     return faults + new_faults(*pair)
 
 
 def _limits(runs: ChunkedRuns, left_out: str) -> Iterator[str]:
     """What a proof does not cover."""
+    if runs.plan.reach > LONGEST * runs.step:
+        yield f"only for the last {LONGEST * runs.step} of {runs.plan.reach} frames on which an output depends"
     if left_out:
         yield left_out
     for (name, axis), size in fixed_sizes(runs.original.model, runs.made.proto).items():

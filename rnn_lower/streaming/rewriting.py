@@ -334,5 +334,14 @@ def _reach(analysis: CausalityAnalysis) -> int:
     return math.ceil(frames)
 
 
+def with_reach(plan: Plan, original: Document) -> Plan:
+    """The plan with the receptive field that analysis finds, if it is larger than what the streaming model states."""
+    reach = plan.reach
+    if plan.inputs:
+        with contextlib.suppress(RnnLowerError):  # as of a length that the export fixed
+            reach = max(reach, _reach(_analyzed(original, dict(plan.inputs), StreamOptions(delay=True))[1]))
+    return dataclasses.replace(plan, reach=reach)
+
+
 def _kind(info: AxisInfo) -> int | str:
     return info.axis if info.axis is not None else LAST if info.last else FIXED

@@ -386,3 +386,31 @@ def test_a_plan_with_states_of_impossible_sizes(times):
         dim[0] = times if dim[1] else dim[0]
     with pytest.raises(rnn_lower.RnnLowerError, match="is damaged"):
         rnn_lower.StreamingSession(with_plan(stream, states=states))
+
+
+def test_a_row_of_a_table_that_no_run_reads():
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (int64[T,2] ids) => (float[T,2,3] y)
+        <int64 time = {0}> { e = Gather (table, ids) y = CumSum (e, time) }""")
+    table = np.random.default_rng(0).standard_normal((30000, 3)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(table, "table"))
+    made = rnn_lower.stream(model, axis="T")
+    assert rnn_lower.prove_streaming(model, made).ok
+    table[29999] = 0
+    made.graph.initializer[[tensor.name for tensor in made.graph.initializer].index("table")].CopyFrom(
+        numpy_helper.from_array(table, "table")
+    )
+    assert not rnn_lower.prove_streaming(model, made).ok
+
+
+@pytest.mark.parametrize("dilation", [250, 400])
+def test_frames_far_back_count_whatever_the_plan_states(dilation):
+    """A stream that ignores the frame of 2 * dilation frames ago."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[1,1,T] x) => (float[1,1,T] y)
+        <float[1,1,3] K = {{0.5, 0.25, 1}}> {{ y = Conv <pads = [{2 * dilation}, 0], dilations = [{dilation}]> (x, K) }}""")
+    made = rnn_lower.stream(model, axis="T")
+    assert ("only for the last 600 of 800" in rnn_lower.prove_streaming(model, made).verdict) == (dilation == 400)
+    for node in made.graph.node:
+        node.input[:] = ["J" if name == "K" else name for name in node.input]
+    made.graph.initializer.append(numpy_helper.from_array(np.array([[[0, 0.25, 1]]], np.float32), "J"))
+    proof = rnn_lower.prove_streaming(model, with_plan(made, reach=0))
+    assert not proof.ok or "only for the last" in proof.verdict

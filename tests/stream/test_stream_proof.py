@@ -166,12 +166,17 @@ POSITIONS = (
 
 
 @pytest.mark.parametrize("nodes", POSITIONS)
-def test_positions_are_proved(nodes):
+def test_positions_are_proved(nodes, tmp_path):
     model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[T,N,3] x) => (float[T,N,3] y)
         <int64 at = {{0}}, int64[1] at1 = {{0}}, int64 one = {{1}}, int64[2] wide = {{1, 2}}, int64[1] end = {{-4}},
          int64 seven = {{7}}, int64[6] front = {{4, 0, 0, 0, 0, 0}}> {{
         s = Shape <start = 0, end = 1> (x) {nodes} y = Add (x, e) }}""")
-    assert rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="T")).ok
+    streamed = rnn_lower.stream(model, axis="T")
+    assert rnn_lower.prove_streaming(model, streamed).ok
+    onnx.save(streamed, tmp_path / "stream.onnx")
+    assert (
+        cli.main(["unstream", str(tmp_path / "stream.onnx"), "-o", str(tmp_path / "whole.onnx"), "--prove"]) == cli.DONE
+    )
 
 
 def test_a_recurrent_node_in_a_loop_beside_the_stream():
