@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.schemas import LOOPS
+from rnn_lower.ir.schemas import LOOPS, schema_of
 from rnn_lower.ir.walk import constant, is_quantized, known_tensor, output_names, subgraphs
 from rnn_lower.proving import equations, float_run
 from rnn_lower.proving.call import OutOfScopeError, WrongError, element_type
@@ -460,15 +460,15 @@ class _Comparison:
             if case.T and case.N:
                 raise
             return ""
-        # Both directions in one loop; unrolled ones may be.
         together = len(self._node.functions) > 1 and sum(node.op_type in LOOPS for node in self._program.nodes) < 2
-        overflows = together and not all(np.isfinite(array).all() for array in rounded.values())
+        multiplies = together or schema_of("Where", self._program.opset) is None
+        overflows = multiplies and not all(np.isfinite(array).all() for array in rounded.values())
         for step in (0, case.T // 2, -1) if overflows and only is None else ():
             if text := self._differ_in_floats(run, case, rng, scale, step):
                 return text
         for (name, output), array in zip(self._wanted, results, strict=True):
-            if overflows:  # 0 times infinity reaches both directions
-                array = np.where(np.isnan(array), exact[output], array)
+            if overflows:  # 0 times infinity reaches both directions in one loop, and the rows that a mask multiplies
+                array = np.where(np.isnan(array), exact[output].astype(array.dtype), array)
             if exact[output].size and (
                 text := float_run.difference(array, exact[output], rounded[output], by_unit=True)
             ):

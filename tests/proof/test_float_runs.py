@@ -290,3 +290,19 @@ def test_a_half_float_may_overflow_where_a_float_does_not(rounded, text):
     actual = np.array([1, -np.inf], np.float16)
     found = float_run.difference(actual, np.array([1.0, 0.0]), np.array([1, rounded], np.float32))
     assert found == text
+
+
+OVERFLOWING = (
+    (Case("GRU", 23, "bidirectional", T=5, N=2, I=1, H=8, optional=("B", "initial_h"), activations=("Softplus", "LeakyRelu", "Affine", "LeakyRelu"),
+          alpha=(0.1, 1.0, 0.1), beta=(0.5,), seed=338, dtype="float16", weights="constant"), "scan"),
+    (Case("LSTM", 7, "forward", T=1, N=1, I=7, H=2, optional=("sequence_lens", "initial_c", "P"), activations=("LeakyRelu", "Affine", "Affine"),
+          beta=(1.0, 0.75, 1.0, 0.75, 0.5, 1.0, 0.5), input_forget=1, seed=465, weights="moved", dynamic=True), "loop"),
+)  # fmt: skip
+"""Nodes whose states overflow: beyond the largest float16, or where a mask of 0 and 1 multiplies them."""
+
+
+@pytest.mark.parametrize(("case", "form"), OVERFLOWING)
+def test_nodes_that_overflow_are_proved(case, form):
+    model, _ = build(case)
+    proof = rnn_lower.prove(model, rnn_lower.lower(model, form=form))
+    assert proof.ok, proof.nodes
