@@ -14,8 +14,9 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.traits import DATA_MOVEMENT, ELEMENTWISE, MEASURING
-from rnn_lower.ir.walk import constant, consumed_values, known_tensor, nodes, subgraphs, with_bodies
+from rnn_lower.ir.walk import constant, known_tensor, nodes, subgraphs
 from rnn_lower.modelio.document import Document
+from rnn_lower.options import OP_TYPES
 from rnn_lower.proving.call import attributes_key
 from rnn_lower.proving.thresholds import FEW, WIDE, known_values
 from rnn_lower.proving.whole_evaluator import COMPARISONS, digest
@@ -42,7 +43,7 @@ def sizes_in(document: Document, counters: Collection[str] | None = None) -> Siz
     """What depends on sizes alone. Its floats and conditions are random functions, except for plain ones.
 
     Operators that select or move elements of a constant are one function of the elements, as models may do it in other
-    ways. Conditions are left out if only what depends on sizes alone reads them.
+    ways. Conditions are left out if only what depends on sizes alone reads them, and values if they lead to integers.
     counters: the inputs of a stream that count its frames; they are sizes, too. None for models that are no streams.
     """
     known = known_values(document.model)
@@ -51,16 +52,16 @@ def sizes_in(document: Document, counters: Collection[str] | None = None) -> Siz
     sizes, plain, filled = (set[ir.Value | None](each) for each in (inputs, inputs, ()))
     functions = dict[ir.Value, str]()
     for node, _ in nodes(document.model):
-        read = () if node.op_type in MEASURING else _read(node)
-        computed = {value for value in read if value not in known and known_tensor(value) is None}
+        read = () if node.op_type in MEASURING else node.inputs
+        computed = {v for v in read if v is not None and v not in known and known_tensor(v) is None}
         if not (computed or node.op_type in MEASURING) or not sizes >= computed or node.op_type in ends:
+            continue
+        if any(subgraphs(node)):  # bodies may read anything
             continue
         sizes.update(node.outputs)
         adds, dtype = counters is not None or len(computed) == 1, document.dtype_of(node.outputs[0])
         arrays = [None if value in computed else known.get(value, constant(value)) for value in node.inputs]
-        if any(subgraphs(node)):
-            functions.update(dict.fromkeys(node.outputs, digest(str(ir.to_proto(node)), ())))
-        elif not computed or (plain >= computed and _is_plain(node, arrays, dtype, adds)):
+        if not computed or (plain >= computed and _is_plain(node, arrays, dtype, adds)):
             plain.update(node.outputs)
         elif _is_filled(node, computed, filled):
             filled.update(node.outputs)
@@ -69,17 +70,27 @@ def sizes_in(document: Document, counters: Collection[str] | None = None) -> Siz
             functions.update(dict.fromkeys(node.outputs, key))
         elif arrays[0] is not None:
             functions.update(dict.fromkeys(node.outputs, digest("elements", arrays[:1])))
-    conditions = (value for value in functions if document.dtype_of(value) == ir.DataType.BOOL)
-    for value in [value for value in conditions if _selects_sizes(value, sizes)]:
+    of_integers = _of_integers(document, sizes)
+    kept = (
+        value for value in functions
+        if value in of_integers or (document.dtype_of(value) == ir.DataType.BOOL and _selects_sizes(value, sizes))
+    )  # fmt: skip
+    for value in [*kept]:
         del functions[value]
     return Sizes(sizes, functions)
 
 
-def _read(node: ir.Node) -> set[ir.Value]:
-    """The values outside of a node that it or its bodies read."""
-    inside = {value for inner in with_bodies([node]) for value in inner.outputs}
-    inside |= {value for inner in with_bodies([node]) for _, body in subgraphs(inner) for value in body.inputs}
-    return {*consumed_values(node)} - inside
+def _of_integers(document: Document, sizes: Set[ir.Value | None]) -> set[ir.Value]:
+    """The values that only serve to compute integers from sizes, as positions at opsets without such operators."""
+    found = set[ir.Value]()
+    for node in reversed([node for node, _ in nodes(document.model)]):
+        for value in node.outputs:
+            read = [output for reader, _ in value.uses() for output in reader.outputs]
+            dtypes = [document.dtype_of(output) for output in read if output in sizes and output not in found]
+            whole = all(dtype is not None and dtype.is_integer() for dtype in dtypes)
+            if read and whole and sizes >= set(read) and not value.is_graph_output():
+                found.add(value)
+    return found
 
 
 def _selects_sizes(condition: ir.Value, sizes: Set[ir.Value | None]) -> bool:
@@ -89,11 +100,11 @@ def _selects_sizes(condition: ir.Value, sizes: Set[ir.Value | None]) -> bool:
     return bool(readers) and computing and not condition.is_graph_output()
 
 
-def _is_filled(node: ir.Node, computed: Collection[ir.Value], filled: Collection[ir.Value | None]) -> bool:
+def _is_filled(node: ir.Node, computed: Collection[ir.Value], filled: Set[ir.Value | None]) -> bool:
     """Whether a node repeats constants, so that only the number of elements depends on sizes. filled: such values."""
-    if node.op_type == "MatMul":
-        return node.inputs[0] in filled and node.inputs[1] not in computed  # sums over a size that a constant has
-    if node.op_type in (*ELEMENTWISE, *DATA_MOVEMENT) and all(value in filled for value in computed):
+    if node.op_type in ("Gemm", "MatMul") and node.inputs[1] in computed:
+        return False  # the size that is summed over may be one of the model, not of a constant
+    if node.op_type in (*ELEMENTWISE, *DATA_MOVEMENT, *OP_TYPES, "Gemm", "MatMul") and filled >= {*computed}:
         return True
     return node.op_type == "ConstantOfShape" or (node.op_type in FILLING and node.inputs[0] not in computed)
 

@@ -190,3 +190,15 @@ def test_a_recurrent_node_in_a_loop_beside_the_stream():
         tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
     made = rnn_lower.stream(model, axis="T")
     assert rnn_lower.prove_streaming(model, made).ok
+
+
+def test_a_network_that_begins_with_zeros_for_each_row():
+    """As a decoder does, whose first frame is zero. Lowered, it computes with nodes that the original does not have."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[1,N,3] x) => (float[1,N,3] y)
+        <float[3,3] V = {0}, float[1,12,3] W = {0}, float[1,12,3] R = {0}, int64[1] at = {0}, int64[1] three = {3}> {
+        n = Shape <start = 1, end = 2> (x) s = Concat <axis = 0> (n, three) o = ConstantOfShape (s) v = Gemm (o, V)
+        r = Sigmoid (v) u = Unsqueeze (r, at) a, h = LSTM <hidden_size = 3> (u, W, R) y = Add (x, h) }""")
+    for tensor in model.graph.initializer[:3]:
+        array = np.random.default_rng(0).standard_normal(tensor.dims).astype(np.float32)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    assert rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="N")).ok
