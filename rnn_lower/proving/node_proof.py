@@ -468,7 +468,8 @@ class _Comparison:
                 return text
         for (name, output), array in zip(self._wanted, results, strict=True):
             if overflows:  # 0 times infinity reaches both directions in one loop, and the rows that a mask multiplies
-                array = np.where(np.isnan(array), exact[output].astype(array.dtype), array)
+                with np.errstate(over="ignore"):
+                    array = np.where(np.isnan(array), exact[output].astype(array.dtype), array)
             if exact[output].size and (
                 text := float_run.difference(array, exact[output], rounded[output], by_unit=True)
             ):
