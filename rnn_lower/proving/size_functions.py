@@ -48,7 +48,7 @@ def sizes_in(document: Document, counters: Collection[str] | None = None) -> Siz
     """
     known = known_values(document.model)
     inputs = [value for value in document.model.graph.inputs if value.name in (counters or ())]
-    ends = () if counters is None else WITH_STATES
+    ends, counting = ((), ()) if counters is None else (WITH_STATES, ("Range",))
     sizes, plain, filled = (set[ir.Value | None](each) for each in (inputs, inputs, ()))
     functions = dict[ir.Value, str]()
     for node, _ in nodes(document.model):
@@ -59,9 +59,11 @@ def sizes_in(document: Document, counters: Collection[str] | None = None) -> Siz
         if any(subgraphs(node)):  # bodies may read anything
             continue
         sizes.update(node.outputs)
-        adds, dtype = counters is not None or len(computed) == 1, document.dtype_of(node.outputs[0])
+        dtype = document.dtype_of(node.outputs[0])
         arrays = [None if value in computed else known.get(value, constant(value)) for value in node.inputs]
-        if not computed or (plain >= computed and _is_plain(node, arrays, dtype, adds)):
+        if node.op_type in MEASURING:
+            plain.update(node.outputs if node.inputs[0] in plain or node.inputs[0] not in sizes else ())
+        elif (plain >= computed or node.op_type in counting) and _is_plain(node, arrays, dtype, counters is not None):
             plain.update(node.outputs)
         elif _is_filled(node, computed, filled):
             filled.update(node.outputs)
@@ -81,14 +83,15 @@ def sizes_in(document: Document, counters: Collection[str] | None = None) -> Siz
 
 
 def _of_integers(document: Document, sizes: Set[ir.Value | None]) -> set[ir.Value]:
-    """The values that only serve to compute integers from sizes, as positions at opsets without such operators."""
+    """The values that only lead to integers or bounds of a Range, as positions at opsets that lack operators."""
     found = set[ir.Value]()
     for node in reversed([node for node, _ in nodes(document.model)]):
         for value in node.outputs:
-            read = [output for reader, _ in value.uses() for output in reader.outputs]
-            dtypes = [document.dtype_of(output) for output in read if output in sizes and output not in found]
+            readers = [reader for reader, _ in value.uses()]
+            read = {output for reader in readers if reader.op_type != "Range" for output in reader.outputs}
+            dtypes = [document.dtype_of(output) for output in read - found if output in sizes]
             whole = all(dtype is not None and dtype.is_integer() for dtype in dtypes)
-            if read and whole and sizes >= set(read) and not value.is_graph_output():
+            if readers and whole and sizes >= read and not value.is_graph_output():
                 found.add(value)
     return found
 
@@ -110,19 +113,24 @@ def _is_filled(node: ir.Node, computed: Collection[ir.Value], filled: Set[ir.Val
 
 
 def _is_plain(
-    node: ir.Node, arrays: Sequence[np.ndarray | None], dtype: ir.DataType | None, adds: bool
+    node: ir.Node, arrays: Sequence[np.ndarray | None], dtype: ir.DataType | None, streams: bool
 ) -> bool:  # fmt: skip
     """Whether a result is a size or position, one more or less, or a comparison of them, as the computed operands are.
 
-    arrays: the constant operands.  dtype: of the result.  adds: whether a sum is a position, as those of streams.
+    arrays: the constant operands.  dtype: of the result.  streams: whether it may also be a sum or multiple of them, as
+    the number of a frame is in a chunk.
     """
     numbers = [array for array in arrays if array is not None]
+    alone, ones = len(numbers) == len(arrays) - 1, all(np.all(np.abs(a.astype(np.float64)) <= 1) for a in numbers)
     if node.op_type == "Cast":
         return dtype in (*WIDE, ir.DataType.BOOL)
     if node.op_type in DATA_MOVEMENT:
         return node.op_type == "Concat" or arrays[0] is None
     if node.op_type in ("Mul", "Div"):
-        return len(numbers) == 1 and bool(np.all(numbers[0] == 1))
-    if node.op_type in ("Add", "Sub", "Range"):
-        return adds and all(np.all(np.abs(array.astype(np.float64)) <= 1) for array in numbers)
+        whole = streams and node.op_type == "Mul" and dtype is not None and dtype.is_integer()
+        return alone and (whole or bool(np.all(numbers[0] == 1)))
+    if node.op_type == "Range":
+        return streams or (alone and ones)
+    if node.op_type in ("Add", "Sub"):
+        return ones and (streams or alone)
     return node.op_type in SELECTING and all(array.size <= FEW for array in numbers)

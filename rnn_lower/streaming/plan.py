@@ -49,10 +49,6 @@ class State:
     parts: tuple[str, ...] = ()
 
 
-FEW_COUNTERS = 4
-"""The most elements of a state that counts frames; others may hold frames of integers."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """The metadata. inputs: the stream's axis by input.  outputs: by output, the stream's axis, "last" or "fixed".
@@ -93,9 +89,9 @@ class Plan:
 
     @property
     def counters(self) -> list[str]:
-        """The inputs that count frames: integer states of few elements, unless they come from the caller."""
+        """The inputs that count frames: integer states of one element, unless they come from the caller."""
         firsts = {state.input: state.first for state in self.states if state.first is not None}
-        return [name for name, first in firsts.items() if first.dtype.kind in "iu" and first.size <= FEW_COUNTERS]
+        return [name for name, first in firsts.items() if first.dtype.kind in "iu" and first.size == 1]
 
     def write(self, model: onnx.ModelProto) -> None:
         data = dataclasses.asdict(self) | {"schema": SCHEMA, "states": [_packed(state) for state in self.states]}
