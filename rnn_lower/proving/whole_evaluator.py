@@ -103,7 +103,7 @@ class WholeEvaluator(ModelInterpreter):
     def _operands(self, node: ir.Node) -> list[Array | None]:
         """Return the operands; those of a Where without NaN and infinities that its condition never selects.
 
-        Known integers are field elements beside integers that were computed from floats.
+        Where other operands are integers computed from floats, known integers are field elements, too.
         """
         operands = super()._operands(node)
         kinds = {operand.dtype.kind for operand in operands if operand is not None}

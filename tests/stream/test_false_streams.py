@@ -113,18 +113,24 @@ def test_sizes_at_which_a_stream_changes_are_compared(axis, limit, comparison):
     assert not rnn_lower.prove_streaming(model, made).ok
 
 
-@pytest.mark.parametrize(
-    ("comparison", "limit"), [("Greater", 500), ("GreaterOrEqual", 1500), ("Equal", 700), ("Greater", 0)]
-)
-def test_positions_at_which_a_stream_changes_are_compared(comparison, limit):
-    """A model that doubles y in chunks that begin behind some frame."""
+def with_positions() -> tuple[onnx.ModelProto, onnx.ModelProto, str]:
+    """A model that adds the number of each frame, its stream, and the stream's input that counts the frames."""
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[B,T,6] x) => (float[B,T,6] y)
         <int64 zero = {0}, int64 one = {1}, int64[1] at = {0}, int64[1] last = {1}> {
         s = Shape <start = 1, end = 2> (x) n = Squeeze (s, at) [steps] r = Range (zero, n, one) f = Cast <to = 1> (r)
         c = Unsqueeze (f, last) y = Add (x, c) }""")
     streamed = rnn_lower.stream(model, axis="T")
-    assert rnn_lower.prove_streaming(model, streamed).ok
     (position,) = (value.name for value in streamed.graph.input if value.name.endswith("position_in"))
+    return model, streamed, position
+
+
+@pytest.mark.parametrize(
+    ("comparison", "limit"), [("Greater", 500), ("GreaterOrEqual", 1500), ("Equal", 700), ("Greater", 0)]
+)
+def test_positions_at_which_a_stream_changes_are_compared(comparison, limit):
+    """A model that doubles y in chunks that begin behind some frame."""
+    model, streamed, position = with_positions()
+    assert rnn_lower.prove_streaming(model, streamed).ok
     nodes = [
         helper.make_node(comparison, [position, "limit"], ["later"]),
         helper.make_node("Where", ["later", "two", "single"], ["factor"]),
@@ -151,12 +157,7 @@ ROUNDED_SIZES = (
 @pytest.mark.parametrize("text", ROUNDED_SIZES)
 def test_arithmetic_with_sizes_at_which_a_stream_changes(text, axis):
     """axis: of the size; None for the position in the stream."""
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[B,T,6] x) => (float[B,T,6] y)
-        <int64 zero = {0}, int64 one = {1}, int64[1] at = {0}, int64[1] last = {1}> {
-        s = Shape <start = 1, end = 2> (x) n = Squeeze (s, at) [steps] r = Range (zero, n, one) f = Cast <to = 1> (r)
-        c = Unsqueeze (f, last) y = Add (x, c) }""")
-    streamed = rnn_lower.stream(model, axis="T")
-    (position,) = (value.name for value in streamed.graph.input if value.name.endswith("position_in"))
+    model, streamed, position = with_positions()
     begin = (
         f"size = Reshape ({position}, whole)"
         if axis is None
@@ -186,12 +187,7 @@ def test_arithmetic_with_sizes_at_which_a_stream_changes(text, axis):
 @pytest.mark.parametrize("second", ["Shape <start = 1, end = 2> (x)", "Reshape (position, whole)"])
 def test_sizes_that_are_large_together(second):
     """A model that doubles y if the batch and the chunk, or the position, are larger than 20."""
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[B,T,6] x) => (float[B,T,6] y)
-        <int64 zero = {0}, int64 one = {1}, int64[1] at = {0}, int64[1] last = {1}> {
-        s = Shape <start = 1, end = 2> (x) n = Squeeze (s, at) [steps] r = Range (zero, n, one) f = Cast <to = 1> (r)
-        c = Unsqueeze (f, last) y = Add (x, c) }""")
-    streamed = rnn_lower.stream(model, axis="T")
-    (position,) = (value.name for value in streamed.graph.input if value.name.endswith("position_in"))
+    model, streamed, position = with_positions()
     change = onnx.parser.parse_graph(f"""g () => () {{ k1 = Shape <start = 0, end = 1> (x) k2 = {second}
         g1 = Greater (k1, limit) g2 = Greater (k2, limit) k3 = And (g1, g2) k4 = Cast <to = 1> (k3) k5 = Mul (y0, k4) y = Add (y0, k5) }}""")
     for node in change.node:

@@ -180,7 +180,7 @@ def test_positions_are_proved(nodes, tmp_path):
 
 
 def test_a_recurrent_node_in_a_loop_beside_the_stream():
-    """As in a decoder that runs beside a streaming encoder."""
+    """As in a decoder that does not run along the stream of the encoder."""
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[T,1,3] x, float[1,1,3] z) => (float[T,1,3] y, float[1,1,3] h)
         <int64 time = {0}, int64 trips = {2}, float[1,12,3] W = {0}, float[1,12,3] R = {0}> {
         y = CumSum (x, time) h = Loop <body = body (int64 i, bool c, float[1,1,3] s) => (bool d, float[1,1,3] t) {
