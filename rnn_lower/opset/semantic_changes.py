@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.walk import constant, get_attribute, integers, known_tensor, subgraphs
+from rnn_lower.ir.walk import constant, get_attribute, integers, is_read, known_tensor, subgraphs
 from rnn_lower.lowering.node import Dim
 from rnn_lower.shapes.shape_info import ShapeInfo
 
@@ -144,7 +144,7 @@ def _whole_numbers(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attribut
 
 
 def _mask(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
-    if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
+    if any(map(is_read, node.outputs[1:2])):
         return (
             "before opset 12, the specification does not define the mask output of Dropout when no element is dropped"
         )
@@ -166,8 +166,8 @@ def _differ(sizes: Iterable[Dim]) -> bool:
 
 def _without_scores(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
     """Attention returns masked scores as the lowest float below opset 25, and as -infinity from then on."""
-    is_read = len(node.outputs) > 3 and (node.outputs[3].uses() or node.outputs[3].is_graph_output())
-    return "its masked scores, the fourth output, have another value at the new opset" if is_read else {}
+    scores = "its masked scores, the fourth output, have another value at the new opset"
+    return scores if any(map(is_read, node.outputs[3:4])) else {}
 
 
 CHANGES = (

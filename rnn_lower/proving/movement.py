@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from rnn_lower.builder.constants import ends_behind, sliced
-from rnn_lower.ir.walk import constant
+from rnn_lower.ir.walk import constant, is_read
 from rnn_lower.proving.call import Call, Operator, OutOfScopeError, WrongError, known
 from rnn_lower.proving.elementwise import between
 from rnn_lower.proving.field import Array
@@ -165,7 +165,7 @@ def _dropout(call: Call) -> Array:
     ratio = constant(call.node.inputs[1]) if call.optional(1) is not None else call.attribute("ratio", 0.5)
     if ratio is not None and not 0 <= float(ratio) < 1:
         raise WrongError(f"the ratio of {call.label} is {float(ratio)}, which is not below 1")
-    if any(value.uses() or value.is_graph_output() for value in call.node.outputs[1:]):
+    if any(map(is_read, call.node.outputs[1:])):
         raise OutOfScopeError(f"the model uses the mask output of {call.label}, which the proof does not support")
     return call[0]
 

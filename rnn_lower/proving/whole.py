@@ -17,7 +17,7 @@ import onnx_ir.passes.common
 
 from rnn_lower.driver.plan import document_without_sequences
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, LOOPS
-from rnn_lower.ir.walk import count_nodes, nodes, output_names, subgraphs
+from rnn_lower.ir.walk import count_nodes, is_read, nodes, output_names, subgraphs
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proving import float_run
@@ -74,11 +74,7 @@ def _repeating(model: ir.Model) -> set[tuple[str, tuple[str, ...]]]:
 def _recurrent(model: ir.Model) -> set[tuple[str, tuple[str, ...]]]:
     """The recurrent nodes whose results are read, by operator and outputs."""
     chosen = [node for node, _ in nodes(model) if node.domain in DEFAULT_DOMAINS and node.op_type in OP_TYPES]
-    return {(node.op_type, output_names(node)) for node in chosen if any(map(_is_read, node.outputs))}
-
-
-def _is_read(value: ir.Value) -> bool:
-    return bool(value.uses()) or value.is_graph_output()
+    return {(node.op_type, output_names(node)) for node in chosen if any(map(is_read, node.outputs))}
 
 
 def prove_whole(

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, malformed
 from rnn_lower.ir.traits import RANDOM
-from rnn_lower.ir.walk import Scope, known_tensor, roots, subgraphs
+from rnn_lower.ir.walk import Scope, is_read, known_tensor, roots, subgraphs
 from rnn_lower.lowering.node import Dim
 from rnn_lower.shapes.shape_info import NO_NAMES, ShapeInfo, plain_dim
 from rnn_lower.shapes.size_values import LONGEST
@@ -122,7 +122,7 @@ class CausalityAnalysis:
                 self.infos[value] = self._refined(value, info)
                 self.constants.put(value, info, self.shape_info.dtype(value))
             for value in node.outputs[len(infos) :]:
-                if value.uses() or value.is_graph_output():
+                if is_read(value):
                     ctx = RuleContext(node, scope, [], self)
                     raise ctx.refuse(f"rnn-lower stream does not support output '{value.name}' of this node")
         return [self._info_of(value) for value in scope.graph.outputs]

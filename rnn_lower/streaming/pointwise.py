@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rnn_lower.ir.walk import is_read
 from rnn_lower.shapes.sizes import ONE, Size, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
 from rnn_lower.streaming.delays import mask_early, settled
@@ -198,7 +199,7 @@ def later_axes(ctx: RuleContext) -> list[AxisInfo]:
         back = along(ctx, x) - x.rank
         if info is not None and info.rank >= -back and info.sizes[back] != ONE:
             raise ctx.refuse(f"input {index} has different values for each frame of the stream")
-    if any(out.uses() or out.is_graph_output() for out in ctx.node.outputs[1:]):
+    if any(map(is_read, ctx.node.outputs[1:])):
         raise ctx.refuse("its outputs Mean and InvStdDev are used, but streaming supports only its first output")
     return infos + [AxisInfo((), None) for _ in ctx.node.outputs[1:]]
 
