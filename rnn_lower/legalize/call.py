@@ -123,7 +123,8 @@ def call_of(node: ir.Node, b: PatternBuilder, results: Sequence[TensorInfo]) -> 
         computed |= is_parameter and name != "shape" and value is not None and tensor is None
         if is_parameter and tensor is not None:
             numbers = tensor.numpy().ravel().tolist()
-            parameters[name] = numbers[0] if tensor.shape.rank() == 0 else numbers
+            is_number = tensor.shape.rank() == 0 and name != "axes"  # which some exporters write as one number
+            parameters[name] = numbers[0] if is_number else numbers
         elif value is not None or not is_parameter:
             inputs.append(b.operand(value))
     outputs = tuple(str(value.name).rpartition("/")[2] for value in node.outputs)

@@ -34,6 +34,7 @@ CASES = {
     "Squeeze": (FLOATS[:1], {"axes": whole(0)}, {}),
     "Squeeze of every 1": (FLOATS[:1, :1], {}, {}),
     "Unsqueeze": (FLOATS, {"axes": whole(-1)}, {}),
+    "Unsqueeze by a number": (FLOATS, {"axes": np.int64(-1)}, {}),
     "Clip": (FLOATS, {"min": np.float32(-1), "max": np.float32(1)}, {}),
     "Clip above": (FLOATS, {"": None, "max": np.float32(1)}, {}),
     "Clip below": (FLOATS, {"min": np.float32(-1)}, {}),
