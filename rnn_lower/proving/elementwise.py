@@ -9,12 +9,13 @@ attributes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from rnn_lower.ir.walk import known_tensor
 from rnn_lower.proving import scalar_functions
 from rnn_lower.proving.call import (
     Call,
@@ -37,11 +38,43 @@ OF_ANY_NUMBER = ("Max", "Mean", "Min", "Sum")
 def pointwise(call: Call) -> Array:
     """Return a random function of the elements at each position."""
     call.all_attributes()  # marks them as read
-    name, (first, *rest) = f"{call.node.op_type} {attributes_key(call.node)}", call.elements()
-    result = call.field.function(name, first)
-    for operand in rest:
-        result = call.field.function(name, call.field.add(call.field.function("next", result), operand))
+    return _mixed(call.field, f"{call.node.op_type} {attributes_key(call.node)}", call.elements())
+
+
+def _mixed(field: Field, name: str, operands: Sequence[Array]) -> Array:
+    """A random function with this name of the elements of several operands at each position."""
+    result = field.function(name, operands[0])
+    for operand in operands[1:]:
+        result = field.function(name, field.add(field.function("next", result), operand))
     return result
+
+
+def _quantized(call: Call) -> tuple[Array, Array, Array]:
+    """The first operand, the scale and the zero point of a QuantizeLinear or DequantizeLinear, along its axis."""
+    x, *others = call.elements()
+    if any(array.ndim > 1 for array in others):
+        raise OutOfScopeError(f"{call.label} has a scale for each block, which the proof does not support")
+    axis = call.attribute("axis", 1) % max(1, x.ndim)
+    along = [-1 if k == axis else 1 for k in range(x.ndim)]
+    scale, zero = (array.reshape(along if array.size > 1 else ()) for array in (*others, np.zeros(1, np.uint64))[:2])
+    return x, scale, zero
+
+
+def _quantize(call: Call) -> Array:
+    """A random function of the element, its scale and its zero point, for each type and way of rounding."""
+    zero = call.node.inputs[2] if call.optional(2) is not None else None
+    tensor = known_tensor(zero)
+    dtype = tensor.dtype if tensor is not None else None if zero is None else zero.dtype
+    if zero is not None and dtype is None:
+        raise OutOfScopeError(f"the type of the zero point of {call.label} is unknown")
+    others = {name: value for name, value in call.all_attributes().items() if name != "axis"}
+    return _mixed(call.field, f"QuantizeLinear to {dtype} {sorted(others.items())}", _quantized(call))
+
+
+def _dequantize(call: Call) -> Array:
+    call.attribute("output_dtype")
+    x, scale, zero = _quantized(call)
+    return call.field.multiply(call.field.subtract(x, zero), scale)
 
 
 def _elementwise(real: Callable[[Field, Array, Array], Array] | None, whole: Callable[..., Any]) -> Operator:
@@ -216,7 +249,8 @@ POINTWISE = (
 ELEMENTWISE: dict[str, Operator] = {
     **dict.fromkeys(POINTWISE, pointwise), "Abs": _unary(scalar_functions.absolute, np.abs),
     "Add": _elementwise(Field.add, np.add), "And": _elementwise(Field.multiply, np.logical_and), "Cast": _cast,
-    "CastLike": _cast_like, "Clip": _clip, "Div": _elementwise(_quotient, _truncated), "Elu": _activation("elu", 1.0),
+    "CastLike": _cast_like, "Clip": _clip, "DequantizeLinear": _dequantize,
+    "Div": _elementwise(_quotient, _truncated), "Elu": _activation("elu", 1.0),
     "Equal": _elementwise(None, np.equal), "Exp": _function("exp"),
     "Greater": _elementwise(lambda field, a, b: _less(field, b, a), np.greater),
     "GreaterOrEqual": _elementwise(lambda field, a, b: _at_most(field, b, a), np.greater_equal),
@@ -226,7 +260,7 @@ ELEMENTWISE: dict[str, Operator] = {
     "Max": _elementwise(scalar_functions.maximum, np.maximum), "Mean": _mean,
     "Min": _elementwise(scalar_functions.minimum, np.minimum), "Mod": _mod,
     "Mul": _elementwise(Field.multiply, np.multiply), "Neg": _unary(Field.negative, np.negative),
-    "Not": _unary(_not, np.logical_not), "Or": _elementwise(_or, np.logical_or),
+    "Not": _unary(_not, np.logical_not), "Or": _elementwise(_or, np.logical_or), "QuantizeLinear": _quantize,
     "Reciprocal": lambda call: _inverse(call.field, call.real(0)), "Relu": _activation("relu"),
     "Sigmoid": _activation("sigmoid"), "Softplus": _activation("softplus"), "Softsign": _activation("softsign"),
     "Sub": _elementwise(Field.subtract, np.subtract), "Sum": _elementwise(Field.add, np.add),

@@ -28,6 +28,7 @@ from rnn_lower.proving.model_inputs import fixed_sizes, overrides
 from rnn_lower.proving.new_faults import new_faults
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, number_of
 from rnn_lower.proving.size_functions import sizes_in
+from rnn_lower.proving.thresholds import known_values
 from rnn_lower.proving.whole_model import ModelInterpreter, limits_of, shapes_of, types_of
 from rnn_lower.streaming.chunked_runs import CHUNKS, LONGEST, SET_SIZES, ChunkedRuns, Trial
 from rnn_lower.streaming.floats import Rounding, difference_in_floats
@@ -112,7 +113,8 @@ def prove_streaming(
     clips, declared = limits_of(original), shapes_of(original)
     narrow = types_of(original)
     of_sizes = {**sizes_in(original, ()).functions, **sizes_in(streaming, plan.counters).functions}
-    for folded in (True, False):  # a constant sum of biases is rounded if the lowered graph contains it
+    rounded = {**known_values(original.model), **known_values(streaming.model)}
+    for folded in (True, False):  # constants that were computed before, such as sums of biases, are rounded
         chunked = ChunkedRuns(original, streaming, plan, seed)
         try:
             difference = ""
@@ -120,7 +122,7 @@ def prove_streaming(
                 field = Field(seed * 1000 + point)
                 models = [Rounding(field, document, folded, clips, deadline) for document in (original, streaming)]
                 for model in models:
-                    model.narrow, model.of_sizes = narrow, of_sizes
+                    model.narrow, model.of_sizes, model.rounded = narrow, of_sizes, rounded if folded else {}
                 models[1].trusted = declared
                 compare = _difference if plan.inputs else _difference_of_calls
                 if difference := compare(chunked, point, field, models) or "":

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 import streamfaults
-from layers import CAUSAL, LATE, Stack
+from layers import CAUSAL, FEATURES, LATE, Stack, lstm
 
 import rnn_lower
 from rnn_lower import cli
@@ -44,20 +44,90 @@ def test_planted_faults_are_rejected():
     assert sum(by_check for *_, by_check in planted) >= 0.95 * len(planted), planted
 
 
-def quantized() -> onnx.ModelProto:
+def quantized(dtype: type = np.uint8, scales: int = 1) -> onnx.ModelProto:
+    """A layer with quantized weights, between roundings to 8 bits with one scale or one for each feature."""
+    s = Stack(np.random.default_rng(7))
+    scale = s.const(np.linspace(0.05, 0.1, scales).astype(np.float32) if scales > 1 else np.array(0.05, np.float32))
+    zero = s.const(np.full(scales if scales > 1 else (), 3, dtype))
+    weights = s.const(s.rng.integers(-100, 100, (FEATURES, FEATURES)).astype(np.int8))
+    for _ in range(2):
+        s.add("DequantizeLinear", s.add("QuantizeLinear", s.value, scale, zero, axis=-1), scale, zero, axis=-1)
+        before = s.value
+        kernel = s.add("DequantizeLinear", weights, s.const(np.array(0.01, np.float32)), axis=0)
+        s.add("MatMul", before, kernel)
+    lstm(s)
+    return s.model()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+@pytest.mark.parametrize("scales", [1, FEATURES])
+def test_quantization_is_a_function_of_each_element(dtype, scales):
+    model = quantized(dtype, scales)
+    streaming = rnn_lower.stream(model, axis="T")
+    proof = rnn_lower.prove_streaming(model, streaming)
+    assert proof, proof.verdict
+    for number, op in enumerate(("QuantizeLinear", "DequantizeLinear", "zero point", "type")):
+        other = onnx.ModelProto()
+        other.CopyFrom(streaming)
+        if op == "type":
+            twin = quantized(np.int8 if dtype == np.uint8 else np.uint8, scales)
+            other = rnn_lower.stream(twin, axis="T")
+        else:
+            index = 2 if op == "zero point" else 1
+            node = next(node for node in other.graph.node if node.op_type in (op, "QuantizeLinear"))
+            (old,) = (tensor for tensor in other.graph.initializer if tensor.name == node.input[index])
+            array = onnx.numpy_helper.to_array(old)
+            array = array + 1 if index == 2 else np.nextafter(array, np.float32(1))
+            other.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(array.dtype), f"new{number}"))
+            node.input[index] = f"new{number}"
+        assert rnn_lower.prove_streaming(model, other).result == "not equal", op
+
+
+def computed_weights(number: int) -> onnx.ModelProto:
+    """A layer and an LSTM, one of whose weights, by number, is a product of constants."""
+    s = Stack(np.random.default_rng(number))
+    shapes = [(1, 4 * FEATURES, FEATURES), (1, 4 * FEATURES, FEATURES), (1, 8 * FEATURES), (FEATURES, FEATURES)]
+    weights = [s.weight(*shape) for shape in shapes]
+    weights[number] = s.add("Mul", weights[number], s.weight(*shapes[number][:-1], 1))
+    s.add("Transpose", s.add("MatMul", "x", weights[3]), perm=[1, 0, 2])
+    s.add("LSTM", s.value, *weights[:3], hidden_size=FEATURES)
+    s.add("Transpose", s.add("Squeeze", s.value, s.ints(1)), perm=[1, 0, 2])
+    return s.model()
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"fold": True}, {"fold": True, "keep_native": True}, {"target": "opencv", "step": 4}]
+)
+@pytest.mark.parametrize("number", range(4))
+def test_folded_weights_may_be_rounded(number, how):
+    model = computed_weights(number)
+    streaming = rnn_lower.stream(model, axis="T", dims={"N": 1} if "target" in how else None, **how)
+    proof = rnn_lower.prove_streaming(model, streaming)
+    assert proof, proof.verdict
+    weights = [tensor for tensor in streaming.graph.initializer if len(tensor.dims) > 1]
+    largest = max(weights, key=lambda tensor: int(np.prod(tensor.dims)))
+    array = onnx.numpy_helper.to_array(largest)
+    largest.CopyFrom(onnx.numpy_helper.from_array(np.nextafter(array, np.float32(2)), largest.name))
+    assert rnn_lower.prove_streaming(model, streaming).result == "not equal"
+
+
+def last_of_the_largest() -> onnx.ModelProto:
     s = stack_of(CAUSAL[0])
-    scale = s.const(np.array(0.1, np.float32))
-    s.add("DequantizeLinear", s.add("QuantizeLinear", s.value, scale), scale)
+    s.add("Cast", s.add("ArgMax", s.value, axis=-1, select_last_index=1), to=onnx.TensorProto.FLOAT)
     return s.model()
 
 
 def test_what_is_unknown_is_named(tmp_path, capsys):
-    proof = rnn_lower.prove_streaming(quantized(), rnn_lower.stream(quantized(), axis="T"))
-    assert (proof.ok, proof.reason) == (False, "the proof does not support operator QuantizeLinear")
-    onnx.save(quantized(), tmp_path / "in.onnx")
+    model, why = last_of_the_largest(), "sets the attribute 'select_last_index', which the proof does not support"
+    proof = rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="T"))
+    assert not proof.ok
+    assert proof.reason.endswith(why)
+    onnx.save(model, tmp_path / "in.onnx")
     code = cli.main(["stream", str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--time", "T", "--prove"])
     assert code == 1
-    assert "NOT PROVED: out of scope: the proof does not support operator QuantizeLinear" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "NOT PROVED: out of scope" in out
+    assert why in out
     assert not (tmp_path / "out.onnx").exists()
 
 
