@@ -123,7 +123,7 @@ def call_of(node: ir.Node, b: PatternBuilder, results: Sequence[TensorInfo]) -> 
         computed |= is_parameter and name != "shape" and value is not None and tensor is None
         if is_parameter and tensor is not None:
             numbers = tensor.numpy().ravel().tolist()
-            is_number = tensor.shape.rank() == 0 and name != "axes"  # which some exporters write as one number
+            is_number = name in ("min", "max") and len(numbers) == 1  # exporters write either with rank 0 or 1
             parameters[name] = numbers[0] if is_number else numbers
         elif value is not None or not is_parameter:
             inputs.append(b.operand(value))

@@ -30,8 +30,8 @@ def by_reshape(b: PatternBuilder, call: Call) -> Results:
 
 
 def reshape_without_zero(b: PatternBuilder, call: Call) -> Results:
-    """Drop allowzero from a Reshape to a known shape without 0, where it has no effect."""
-    shape = call.parameters.get("shape")
+    """Drop allowzero from a Reshape to a shape that is known to have no 0, where it has no effect."""
+    shape = call.parameters.get("shape") or result_sizes(call)
     if not call.parameters.get("allowzero") or shape is None or 0 in shape:
         return None
     return [b.op("Reshape", call.x, name=call.name, shape=list(shape))]

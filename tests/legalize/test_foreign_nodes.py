@@ -37,6 +37,7 @@ CASES = {
     "Unsqueeze by a number": (FLOATS, {"axes": np.int64(-1)}, {}),
     "Clip": (FLOATS, {"min": np.float32(-1), "max": np.float32(1)}, {}),
     "Clip above": (FLOATS, {"": None, "max": np.float32(1)}, {}),
+    "Clip by lists": (FLOATS, {"min": np.float32([-1]), "max": np.float32([1])}, {}),
     "Clip below": (FLOATS, {"min": np.float32(-1)}, {}),
     "Clip far from zero": (FLOATS, {"min": np.float32(1), "max": np.float32(2)}, {}),
     "Clip of integers": (WHOLE, {"min": np.int64(-1), "max": np.int64(1)}, {}),
@@ -251,6 +252,15 @@ def test_allowzero_without_effect_is_dropped(sizes, shape, is_kept):
     close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
     assert any(each.name == "allowzero" for each in lowered.graph.node[0].attribute) == is_kept
     assert rnn_lower.lint(lowered, target="onnx2torch").ok == (not is_kept)
+
+
+def test_allowzero_of_a_computed_shape_without_zeros_is_dropped():
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[2,2,3] x, float[3,4] z) => (float[3,4] y)
+        { s = Shape (z) y = Reshape <allowzero = 1> (x, s) }""")
+    lowered = rnn_lower.lower(model, target="onnx2torch", legalize_all=True)
+    feeds = {"x": np.arange(12, dtype=np.float32).reshape(2, 2, 3), "z": np.ones((3, 4), np.float32)}
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+    assert rnn_lower.lint(lowered, target="onnx2torch").ok
 
 
 @pytest.mark.parametrize("target", ["aidge", "horizon-rdk", "portable", "k230"])
