@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TRUSTED = frozenset((
     *ELEMENTWISE, *DATA_MOVEMENT, "ArgMax", "ArgMin", "Compress", "Constant", "ConstantOfShape", "CumSum",
-    "DepthToSpace", "DequantizeLinear", "Einsum", "EyeLike", "GatherElements", "GatherND", "Gemm", "MatMul",
+    "DepthToSpace", "DequantizeLinear", "Einsum", "EyeLike", "GatherND", "Gemm", "MatMul",
     "MatMulInteger", "NonZero", "Pad", "QuantizeLinear", "Range", "ReduceL1", "ReduceL2", "ReduceLogSum",
     "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare",
     "ReverseSequence", "ScatterElements", "ScatterND", "Shape", "Size", "SpaceToDepth", "Tile", "TopK", "Trilu",
@@ -31,7 +31,8 @@ TRUSTED = frozenset((
 """Operators that onnx's evaluator computes as onnxruntime does; others are not compared, or wrong in some uses."""
 
 CORRECTED = frozenset((
-    "BatchNormalization", "Dropout", "Hardmax", "LRN", "LogSoftmax", "LpNormalization", "OneHot", "Softmax",
+    "BatchNormalization", "Dropout", "GatherElements", "Hardmax", "LRN", "LogSoftmax", "LpNormalization", "OneHot",
+    "Softmax",
 ))  # fmt: skip
 """Operators that `reference_operators` corrects; `fold` leaves them alone, because onnxscript has its own evaluator."""
 

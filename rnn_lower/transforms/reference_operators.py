@@ -99,6 +99,15 @@ class Unsqueeze(OpRun):  # type: ignore[misc]
         return (MOVES["Unsqueeze"](x, np.ravel(axes)),)
 
 
+class GatherElements(OpRun):  # type: ignore[misc]
+    """GatherElements: onnx 1.23 wraps indices beyond the axis, slowly, and refuses axes of more than 32 elements."""
+
+    def _run(self, x: Any, indices: Any, axis: Any = None) -> tuple[Any, ...]:
+        axis = (axis or 0) % x.ndim
+        rows = x[tuple(slice(None) if k == axis else slice(size) for k, size in enumerate(indices.shape))]
+        return (np.take_along_axis(rows, indices, axis),)
+
+
 def padded(x: Any, axes: Sequence[int], pads: Sequence[int], mode: Any, number: Any) -> Any:
     """x with elements added at the ends of axes, or removed by negative pads. number: of the mode "constant"."""
     for axis, before, behind in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
@@ -277,7 +286,7 @@ def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 OPERATORS = (
-    Loop, Scan, Slice, Squeeze, Unsqueeze, Pad, Dropout, Softmax, LogSoftmax, Hardmax, OneHot, BatchNormalization,
-    LpNormalization, LRN, DequantizeLinear, *WINDOWS,
+    Loop, Scan, Slice, Squeeze, Unsqueeze, GatherElements, Pad, Dropout, Softmax, LogSoftmax, Hardmax, OneHot,
+    BatchNormalization, LpNormalization, LRN, DequantizeLinear, *WINDOWS,
 )  # fmt: skip
 """For `onnx.reference.ReferenceEvaluator(model, new_ops=OPERATORS)`."""

@@ -101,6 +101,22 @@ def test_one_hot_equals_onnxruntime(opset, values, axis):
     np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 5), (1, 2, 3), (2, 3, 40)])
+@pytest.mark.parametrize("axis", [None, 0, -1])
+def test_gather_elements_equals_onnxruntime(axis, shape):
+    x = np.random.default_rng(5).standard_normal((40, 3, 40) if axis is None else (2, 3, 40)).astype(np.float32)
+    size = x.shape[axis or 0]
+    feeds = {"x": x, "i": np.random.default_rng(6).integers(-size, size, shape)}
+    node = helper.make_node("GatherElements", [*feeds], ["y"], **({} if axis is None else {"axis": axis}))
+    ends = [helper.make_tensor_value_info(n, t, v.shape) for (n, v), t in zip(feeds.items(), (1, 7), strict=True)]
+    graph = helper.make_graph([node], "g", ends, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=7)
+    (wanted,), (found,) = run_onnxruntime(model, feeds), evaluator(model).run(None, feeds)
+    np.testing.assert_array_equal(found, wanted)
+    with pytest.raises(IndexError):  # at once
+        evaluator(model).run(None, {**feeds, "i": feeds["i"] + 2**40})
+
+
 FOLDED = {
     "OneHot": ("<int64[3] i = {1, 0, 2}, int64 d = {3}, float[2] v = {-1e30, 0.5}>", "k = OneHot <axis = -1> (i, d, v)"),
     "ReduceMean": ("<float[0] e = {}, float[3] f = {1.0, 2.0, 3.0}>", "m = ReduceMean <keepdims = 0> (e) k = Add (f, m)"),
