@@ -57,7 +57,7 @@ def compare_models(
     def compare(feeds: Feeds, expected: list[Any], actual: list[Any]) -> None:
         nonlocal count, written
         count += 1
-        moved = models.moved_results(feeds) if rtol > 0 and not agree(expected, actual) else None
+        moved = models.moved_results(feeds) if rtol > 0 and not agree(expected, actual) else ()
         comparison.add(models.output_names, expected, actual, moved)
         if unreached():  # the evaluator may take minutes for a large model
             node_runs.observe(feeds)

@@ -47,14 +47,14 @@ class Comparison:
         return ""
 
     def add(
-        self, names: Sequence[str], expected: Sequence[Any], actual: Sequence[Any], moved: Sequence[Any] | None = None
+        self, names: Sequence[str], expected: Sequence[Any], actual: Sequence[Any], moved: Sequence[Sequence[Any]] = ()
     ) -> None:
-        """Add one run. moved: the expected results if all inputs are rounded differently, where they are known."""
+        """Add one run. moved: the expected results if all inputs are rounded differently, in several ways."""
         for index, (name, wanted, result) in enumerate(zip(names, expected, actual, strict=True)):
             new = compare(name, wanted, result, self._rtol, self._atol, self._rounding)
             if not new.ok and self._rounding and _is_discrete(wanted, result):
                 new = dataclasses.replace(new, ok=True, reason=f"{new.reason}, possibly because of rounding")
-            elif not new.ok and self._rounding and moved is not None and _is_amplified(wanted, result, moved[index]):
+            elif not new.ok and self._rounding and _is_amplified(wanted, result, [each[index] for each in moved]):
                 text = f"{new.reason}, because the model amplifies rounding, also that of its inputs"
                 new = dataclasses.replace(new, ok=True, reason=text)
             self._filled |= {name} if has_content(wanted) else set()
@@ -93,17 +93,18 @@ def _is_discrete(a: Any, b: Any) -> bool:
     return array_a.dtype == array_b.dtype and array_a.shape == array_b.shape and array_a.dtype.kind not in "fcV"
 
 
-def _is_amplified(wanted: Any, result: Any, moved: Any) -> bool:
+def _is_amplified(wanted: Any, result: Any, moved: Sequence[Any]) -> bool:
     """Whether a result is as near to the expected one as rounding may move it, at each index of the last axis."""
-    if any(isinstance(each, list) for each in (wanted, result, moved)):
+    if not moved or any(isinstance(each, list) for each in (wanted, result, *moved)):
         return False
-    a, b, c = (np.asarray(each) for each in (wanted, result, moved))
-    if a.dtype.kind not in "fV" or a.dtype != b.dtype or not a.shape == b.shape == c.shape or not a.ndim:
+    a, *others = (np.asarray(each) for each in (wanted, result, *moved))
+    same = a.dtype == others[0].dtype and {each.shape for each in others} == {a.shape}
+    if not same or a.dtype.kind not in "fV" or not a.ndim:
         return False
-    x, y, z = (each.astype(np.float64) for each in (a, b, c))
+    x, *others = (each.astype(np.float64) for each in (a, *others))
     with np.errstate(all="ignore"):
-        error, effect = (np.where(x == each, 0.0, np.abs(each - x)).max(tuple(range(x.ndim - 1))) for each in (y, z))
-        return bool(np.all((error <= AMPLIFIED * effect) & (error < np.inf)))
+        error, *effects = (np.where(x == y, 0.0, np.abs(y - x)).max(tuple(range(x.ndim - 1))) for y in others)
+        return bool(np.all((error <= AMPLIFIED * np.max(effects, axis=0)) & (error < np.inf)))
 
 
 def _identical(a: Any, b: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -33,6 +34,9 @@ Agree = Callable[[list[Any], list[Any]], bool]
 
 INSTEAD = "use --prove, which needs no runtime"
 """The advice for models that onnxruntime cannot run."""
+
+MOVES = 4
+"""How often the inputs are moved by rounding, to see how much the model amplifies this."""
 
 COMPUTED = ("X", "initial_h", "initial_c")
 """The inputs of recurrent nodes that usually other nodes compute."""
@@ -239,18 +243,16 @@ class ModelPair:
             raise OriginalFails(one_line(error)) from None
         return results
 
-    def moved_results(self, feeds: Feeds) -> list[Any] | None:
-        """The results of the original if each float of the inputs moves by one unit, or None if it does not run then.
+    def moved_results(self, feeds: Feeds) -> list[list[Any]]:
+        """Some results of the original where each float of the inputs moves by one unit, none if it does not run then.
 
         None also if another difference than rounding is possible: of models that are not proved, or of runtimes.
         """
-        rng = np.random.default_rng(0)
-        if not self.is_proved or self._on is not None:
-            return None
-        try:
-            return self.original_results({name: _moved(array, rng) for name, array in feeds.items()})
-        except OriginalFails:
-            return None
+        results, rng = list[list[Any]](), np.random.default_rng(0)
+        with contextlib.suppress(OriginalFails):
+            while self.is_proved and self._on is None and len(results) < MOVES:
+                results.append(self.original_results({name: _moved(array, rng) for name, array in feeds.items()}))
+        return results
 
     def _open_original(self) -> Run:
         if self.judge != ORT:
