@@ -26,6 +26,7 @@ from rnn_lower.streaming.initial_states import FromInput, evaluate
 from rnn_lower.streaming.plan import State, is_batch
 
 INT64 = ir.DataType.INT64
+YES = constant(1, INT64, "yes")
 
 _NAMED = "rnn_lower.named"
 """The metadata key of a value that already has one of the model's names."""
@@ -86,6 +87,7 @@ class GraphEditor:
     lengths: by sequence_lens, the steps in this chunk and the mask of ended rows.  seen: the state that counts frames.
     delayed: by value, axis, length and crop, a delayed value that several nodes read.
     replaced: values that nodes no longer read.  symbols: by symbolic size, an input and axis to read it from.
+    batch: the size or the name of the batch axis of the stream; None if it has none.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class GraphEditor:
         self.names = Names(used_names(document.model))
         self.reset = self.names.unique("reset") if reset else None
         self.rows: Size | None = None
+        self.batch: int | str | None = None
         self._chains: dict[int, list[tuple[onnx.NodeProto, onnx.GraphProto]]] = {}
         self._find_chains(self.graph, [])
         self._first = graph_builder(document.proto, MADE.rstrip("/"), self.names)
@@ -112,6 +115,7 @@ class GraphEditor:
         self.left: set[str] = set()
         self.back: dict[str, tuple[set[str], str]] = {}
         self.seen: str | None = None
+        self._begun: dict[tuple[int, tuple[Size, ...]], ir.Value] = {}
 
     def at(self, node: ir.Node) -> Site:
         """The `Site` of a node."""
@@ -198,7 +202,8 @@ class GraphEditor:
         rows = shape[axis]
         if self.rows not in (None, rows) or not is_batch(rows, None):
             raise UnsupportedError(
-                f"--reset: state '{source}' does not have one row for each row of the batch; drop --reset"
+                f"--reset: state '{source}' does not have one row for each row of the batch; set the batch size "
+                "(--dim), or drop --reset"
             )
         self.rows = rows
         rank = [-1 if k == axis else 1 for k in range(len(shape))]
@@ -218,6 +223,20 @@ class GraphEditor:
         state = State(source, result, shape, dtype.name, site.owner, rows, first)
         self.add_input(source, dtype, shape)
         return state, self.resettable(site, source, first, shape, rows)
+
+    def has_begun(
+        self, site: Site, b: GraphBuilder, shape: Sequence[Size], rows: int | None, begins: Operand = YES
+    ) -> ir.Value:
+        """Whether the stream began before this chunk, for each row of the states of a node.
+
+        b: of the nodes before or behind the node.  shape: of a state.  begins: 1 if the stream begins with this chunk.
+        """
+        shape = tuple(dim if axis == rows else ONE for axis, dim in enumerate(shape))
+        if (id(site.message), shape) not in self._begun:
+            state, begun = self.take_state(site, "begun", filled(shape, 0, INT64), shape, rows)
+            has_begun = self._begun[id(site.message), shape] = b.less(constant(0, INT64, "no"), begun)
+            self.hand_on(site, b.op("Where", has_begun, begun, begins, name="begun"), state)
+        return self._begun[id(site.message), shape]
 
     def hand_on(self, site: Site, operand: Operand, state: State) -> None:
         """Make a value the state output for the next chunk."""

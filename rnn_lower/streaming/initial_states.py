@@ -13,7 +13,7 @@ from rnn_lower.ir.walk import known_tensor
 from rnn_lower.modelio.document import Document
 from rnn_lower.shapes.sizes import Size, size
 from rnn_lower.streaming.axis_info import AxisInfo
-from rnn_lower.streaming.data_flow import inputs_of
+from rnn_lower.streaming.data_flow import inputs_of, outputs_of
 from rnn_lower.transforms.evaluate import KNOWN
 from rnn_lower.transforms.evaluate import evaluate as evaluate_nodes
 
@@ -50,6 +50,19 @@ def evaluate(
     ):
         raise UnsupportedError("its initial state differs between the rows of the batch")
     return base, tuple(shape)
+
+
+def is_set_once(
+    document: Document, infos: Mapping[ir.Value, AxisInfo], initial: ir.Value, final: ir.Value | None
+) -> bool:
+    """Whether a state that is computed from inputs is the same for all frames, and no caller carries it.
+
+    final: the final state, which a model returns unchanged if the caller carries it.
+    """
+    info = infos.get(initial)
+    if info is None or info.is_timed or initial.is_graph_input():
+        return False
+    return final is None or not (outputs_of(document.model, final) and inputs_of(document.model, initial))
 
 
 def is_computable(value: ir.Value) -> bool:

@@ -89,9 +89,10 @@ class Plan:
 
     @property
     def counters(self) -> list[str]:
-        """The inputs that count frames: integer states of one element, unless they come from the caller."""
+        """The inputs that count frames: integer states of one element that are not the caller's, and `reset`."""
         firsts = {state.input: state.first for state in self.states if state.first is not None}
-        return [name for name, first in firsts.items() if first.dtype.kind in "iu" and first.size == 1]
+        counting = [name for name, first in firsts.items() if first.dtype.kind in "iu" and first.size == 1]
+        return [*counting, *filter(None, (self.reset,))]
 
     def write(self, model: onnx.ModelProto) -> None:
         data = dataclasses.asdict(self) | {"schema": SCHEMA, "states": [_packed(state) for state in self.states]}

@@ -45,12 +45,13 @@ class Position(Carried):
                 f"{site.owner}: its count does not include all frames; streaming supports this only if a "
                 "Gather uses the result along the time axis"
             )
-        if work.reset is not None:
+        if work.reset is not None and work.batch != 1:
             raise UnsupportedError(
-                f"{site.owner}: it keeps one frame count for the whole batch, so individual rows cannot be reset; drop"
-                " --reset"
+                f"{site.owner}: it keeps one frame count for the whole batch, so individual rows cannot be reset; set"
+                " the batch size to 1 (--dim), or drop --reset"
             )
-        state, before = work.take_state(site, "position", np.zeros(1, np.int64), (ONE,), None)
+        row = None if work.reset is None else 0
+        state, before = work.take_state(site, "position", np.zeros(1, np.int64), (ONE,), row)
         b, output = site.behind, str(site.output().name)
         if self.node.op_type == "Slice":
             total = site.before.add(before, site.input(2), "end")

@@ -112,6 +112,7 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
     every = math.lcm(*analysis.divisors, *(info.every.numerator for info in analysis.infos.values()))
     _check_step(step, every)
     editor = GraphEditor(work, analysis.infos, _symbols(work.model, streams), requested.reset, step)
+    editor.batch = batch_size(editor.graph, streams)
     for edit in analysis.carried:
         edit(editor)
     last = [(str(value.name), analysis.infos[value]) for value in work.model.graph.outputs]
@@ -145,11 +146,10 @@ def _written(
     editor: GraphEditor, inputs: Mapping[str, int], outputs: Mapping[str, int | str], **properties: Any
 ) -> Plan:
     """The plan of a rewritten model, which is also stored in its metadata."""
-    batch = batch_size(editor.graph, inputs)
-    if editor.rows is not None and not is_batch(editor.rows, batch):
+    if editor.rows is not None and not is_batch(editor.rows, editor.batch):
         raise UnsupportedError(
-            f"--reset: the states have {editor.rows.number} rows, but the batch size is {batch}, because the batch is "
-            "merged with other axes; drop --reset"
+            f"--reset: the states have {editor.rows.number} rows, but the batch size is {editor.batch}, because the "
+            "batch is merged with other axes; drop --reset"
         )
     editor.finish()
     editor.pair_left()

@@ -14,8 +14,8 @@ from rnn_lower.builder.graph_builder import GraphBuilder, Operand
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.shapes.sizes import GROWS, ONE, TIME, Size, size
 from rnn_lower.streaming.axis_info import AxisInfo
-from rnn_lower.streaming.graph_editor import INT64, GraphEditor, Site, computed_size, filled
-from rnn_lower.streaming.initial_states import FromInput
+from rnn_lower.streaming.graph_editor import INT64, YES, GraphEditor, Site, computed_size, filled
+from rnn_lower.streaming.initial_states import FromInput, is_set_once
 from rnn_lower.streaming.plan import State
 
 END = 2**63 - 1
@@ -66,16 +66,12 @@ class Frames(Carried):
         rows: int | None,
     ) -> ir.Value:  # fmt: skip
         """A state, or another value until a chunk has frames; tracked for each row."""
-        shape = tuple(dim if axis == rows else ONE for axis, dim in enumerate(self.shape))
-        state, begun = work.take_state(site, "begun", filled(shape, 0, INT64), shape, rows)
-        no, yes = constant(0, INT64, "no"), constant(1, INT64, "yes")
-        has_begun = b.less(no, begun)
-        begins: Operand = yes
+        begins: Operand = YES
         if work.step is None:
+            no = constant(0, INT64, "no")
             frames = b.size(chunk, self.axis, len(self.shape), "frames")
-            begins = b.op("Where", b.less(no, frames), yes, no, name="begins")
-        work.hand_on(site, b.op("Where", has_begun, begun, begins, name="begun"), state)
-        return b.op("Where", has_begun, held, first, name="front")
+            begins = b.op("Where", b.less(no, frames), YES, no, name="begins")
+        return b.op("Where", work.has_begun(site, b, self.shape, rows, begins), held, first, name="front")
 
     def first_frame(self, work: GraphEditor, b: GraphBuilder, held: ir.Value, chunk: ir.Value) -> Operand:
         """The first frame of a chunk, or the last held one if the chunk has no frames."""
@@ -287,11 +283,19 @@ class Steps(Carried):
     def __call__(self, work: GraphEditor) -> None:
         site = work.at(self.node)
         for index, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True)):
+            initial, computed, rows = self.node.inputs[index], None, batch_axis(shape, 1)
             try:
-                first, shape = work.first(site.owner, self.node.inputs[index], shape, dtype)
+                first, shape = work.first(site.owner, initial, shape, dtype)
             except FromInput as error:
-                raise UnsupportedError(f"{error}; replace the input with a constant (--set INPUT=VALUE)") from None
-            state, current = work.take_state(site, f"state{index}", first, shape, batch_axis(shape, 1))
+                final = self.node.outputs[index]
+                if initial is None or not is_set_once(work.document, work.infos, initial, final):
+                    raise UnsupportedError(f"{error}; replace the input with a constant (--set INPUT=VALUE)") from None
+                first, computed = filled(shape, 0, dtype), site.input(index)
+                work.notes.append(f"{error}, as that input is in the first chunk")
+            state, current = work.take_state(site, f"state{index}", first, shape, rows)
+            if computed is not None:
+                begun = work.has_begun(site, site.before, shape, rows)
+                current = site.before.op("Where", begun, current, computed, name="now")
             work.replace_input(site, index, current)
             final = site.output(index) if site.message.output[index] else site.divert("last", index)
             work.hand_on(site, final, state)

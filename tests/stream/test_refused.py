@@ -79,16 +79,6 @@ ADVISED = {
         " { on = Identity (go) b = Tanh (a) }> }",
         "does not support this operator; only loops that compute an RNN, GRU or LSTM can be streamed",
     ),
-    "the final state of an encoder": (
-        "main (float[S, N, 3] s, float[T, N, 3] x) => (float[T, 1, N, 3] y) {"
-        " z, h = GRU <hidden_size = 3> (s, W, R) y = GRU <hidden_size = 3> (x, W, R, , , h) }",
-        "its initial state is computed from input 's', .* use a separate input as the initial state of the node$",
-    ),
-    "an initial state from an input": (
-        "main (float[T, N, 3] x, float[1, N, 3] s) => (float[T, 1, N, 3] y) {"
-        " h = Tanh (s) y = GRU <hidden_size = 3> (x, W, R, , , h) }",
-        "its initial state is computed from input 's', .* replace the input with a constant",
-    ),
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from judge import close, run_onnxruntime
-from layers import Stack, causal_conv, conv, lstm, pool, running_sum
+from layers import Stack, causal_conv, conv, counted, encoded, lstm, pool, running_sum
 from onenode import Case, build
 from onnx import helper, numpy_helper
 from paths import ROOT
@@ -123,6 +123,32 @@ def test_rows_of_a_padded_stream(order, by):
     got = session.run({"x": x[:, 4:], **which})["y"]
     whole, anew = run_onnxruntime(model, {"x": x})[0][:, 4:], run_onnxruntime(model, {"x": x[:, 4:]})[0]
     close(list(got), [whole[0], anew[1], whole[2]])
+
+
+@pytest.mark.parametrize("options", [{}, {"states": "packed"}, {"step": 2}, {"keep_native": True}], ids=str)
+@pytest.mark.parametrize("position", [counted, encoded])
+def test_the_position_of_one_row_is_reset(position, options):
+    s = Stack(np.random.default_rng(3))
+    position(s)
+    lstm(s)
+    model, x = s.model(), s.rng.uniform(-1, 1, (1, 10, 6)).astype(np.float32)
+    with pytest.raises(rnn_lower.UnsupportedError, match=r"set the batch size to 1 \(dims\)"):
+        rnn_lower.stream(model, axis="T", reset=True)
+    made = rnn_lower.stream(model, axis="T", reset=True, dims={"N": 1}, **options)
+    assert rnn_lower.prove_streaming(model, made)
+    session = rnn_lower.StreamingSession(made)
+    got = [session.run(x[:, first : first + 2])["y"] for first in (0, 2)]
+    got += [session.run({"x": x[:, 4:6], "reset": np.array([True])})["y"]]
+    got += [session.run(x[:, first : first + 2])["y"] for first in (6, 8)]
+    wanted = [run_onnxruntime(model, {"x": part})[0] for part in (x[:, :4], x[:, 4:])]
+    close([np.concatenate(got, 1)], [np.concatenate(wanted, 1)])
+    session.reset(rows=[0]) if "states" not in options else session.reset()
+    close([session.run(x[:, :2])["y"]], [wanted[0][:, :2]])
+    for node in made.graph.node:  # the position goes on
+        if node.op_type == "Where" and node.input[2].endswith("position_in"):
+            node.op_type, node.input[:] = "Identity", node.input[2:]
+    if "states" not in options:
+        assert not rnn_lower.prove_streaming(model, made)
 
 
 def test_a_batch_of_another_size_is_not_broadcast():

@@ -178,13 +178,59 @@ def test_parts_of_a_state_are_handed_on():
         rnn_lower.StreamingSession(rnn_lower.stream(model, axis="T"))
 
 
-def test_a_state_that_is_computed_from_an_input_is_refused():
-    """It would begin anew with every chunk."""
-    with pytest.raises(
-        rnn_lower.UnsupportedError,
-        match=r"GRU 'second' in main graph: its initial state is computed from input 'h'; use a separate input",
-    ):
-        rnn_lower.stream(stacked(computed=True)[0], axis="T")
+FIRST = {
+    "of a speaker": ("float[N,5] s", "e = MatMul (s, E) h = Unsqueeze (e, zero) Y = GRU <hidden_size = 4> (x, W, R, , , h)"),
+    "moved": ("float[N,4] s", "h = Unsqueeze (s, zero) Y = GRU <hidden_size = 4> (x, W, R, , , h) z = Neg (s)"),
+    "of an encoder": ("float[3,N,4] s", """_, h = GRU <hidden_size = 4> (s, W, R) Y = GRU <hidden_size = 4> (x, W, R, , , h)"""),
+    "of a Scan": ("float[N,4] s", """h = Tanh (s) last, Y = Scan <num_scan_inputs = 1, body = step
+        (float[N,4] a, float[N,4] b) => (float[N,4] c, float[N,4] d) { m = MatMul (a, C) k = Add (m, b) c = Tanh (k) d = Identity (c) }>
+        (h, x)"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"step": 2}, {"reset": True}, {"states": "packed"}, {"keep_native": True}, {"form": "loop"}],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", FIRST)
+def test_an_initial_state_that_is_computed_from_an_input(kind, options):
+    """It is that of the first chunk; later ones do not count."""
+    other, nodes = FIRST[kind]
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[T,N,4] x, {other})
+        => (float[U,V,N,4] y) <int64[1] zero = {{0}}> {{ {nodes} y = Relu (Y) }}""")
+    if kind == "of a Scan":
+        model.graph.output[0].type.tensor_type.shape.dim.pop(1)
+    if kind == "moved":
+        model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["N", 4]))
+    rng = np.random.default_rng(4)
+    shapes = {"W": (1, 12, 4), "R": (1, 12, 4), "E": (5, 4), "C": (4, 4)}
+    weights = {name: rng.uniform(-1, 1, shape).astype(np.float32) for name, shape in shapes.items() if name in nodes}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    made = rnn_lower.stream(model, axis="T", **options)
+    assert rnn_lower.prove_streaming(model, made, points=1)
+    shape = [dim.dim_value or 2 for dim in model.graph.input[1].type.tensor_type.shape.dim]
+    feeds = {"x": rng.standard_normal((6, 2, 4)), "s": rng.standard_normal(shape)}
+    feeds = {name: array.astype(np.float32) for name, array in feeds.items()}
+    session = rnn_lower.StreamingSession(made)
+    parts = [session.run({"x": feeds["x"][k : k + 2], "s": feeds["s"] + np.float32(k)})["y"] for k in (0, 2, 4)]
+    (whole, *_) = run_onnxruntime(model, feeds)
+    close([np.concatenate(parts)], [whole])
+    if "reset" in options:
+        chunk = {"x": feeds["x"][4:], "s": feeds["s"]}
+        (anew, *_) = run_onnxruntime(model, chunk)
+        found = session.run({**chunk, "reset": np.array([True, False])})["y"]
+        close([found[..., :1, :]], [anew[..., :1, :]])
+        assert np.abs(found[..., 1:, :] - anew[..., 1:, :]).max() > 0.01
+
+
+def test_a_state_that_an_input_begins_goes_on():
+    """Although the caller feeds another state of this input back."""
+    model, feeds = stacked(computed=True)
+    made = rnn_lower.stream(model, axis="T")
+    session = rnn_lower.StreamingSession(made)
+    parts = [session.run({"x": feeds["x"][:2], "h": feeds["h"]})["y"], session.run({"x": feeds["x"][2:]})["y"]]
+    close([np.concatenate(parts)], run_onnxruntime(model, feeds)[:1])
 
 
 def test_one_input_for_both_states():
