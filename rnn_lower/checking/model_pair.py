@@ -18,6 +18,7 @@ from rnn_lower.checking.runners import ORT, REFERENCE, Run, open_onnxruntime, op
 from rnn_lower.checking.samples import Feeds, NoInputsError, first_result
 from rnn_lower.driver.plan import inlined_document, read_document
 from rnn_lower.errors import RnnLowerError, one_line
+from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import FIRST_TODAY
 from rnn_lower.ir.traits import PARTIAL
 from rnn_lower.ir.walk import content_key, known_tensor, opset_of, output_names, recurrent_nodes, with_bodies
@@ -78,6 +79,7 @@ class ModelPair:
         self._run_lowered: Run | None = None
         self._run_read: Run | None = None
         self.is_proved = False
+        self._is_bare = False
         self._on = on
         if on is not None:
             self._run_lowered = runtimes.open_runtime(on, self.lowered)
@@ -152,7 +154,8 @@ class ModelPair:
         if self.judge != ORT or not nodes or not may_read or not all(map(_is_finite, feeds.values())):
             return ""
         if self._run_read is None:
-            self._run_read = open_onnxruntime(self.original.copied(functools.partial(_return_values, nodes)))
+            shown = self.original.copied(functools.partial(_return_values, nodes))
+            self._run_read = open_onnxruntime(shown, change=self._change if self._is_bare else None)
         for node, x in zip(nodes.values(), self._run_read(feeds)[len(self.output_names) :], strict=True):
             if not np.isfinite(x.astype(np.float64)).all():
                 return f"{node.describe()} reads NaN or infinity"
@@ -232,16 +235,31 @@ class ModelPair:
             if self._run_original is None:
                 self._run_original = self._open_original()
             try:
-                results = self._run_original(feeds)
+                return self._run_original(feeds)
             except Exception as error:
-                if guard.NAME not in str(error):
+                if guard.NAME in str(error):
+                    self.judge = f"{REFERENCE} (an empty sequence or batch)"
+                    self._run_original = open_reference(self.original)
+                elif self.judge != ORT or self._is_bare or not self._declares:
                     raise
-                self.judge = f"{REFERENCE} (an empty sequence or batch)"
-                self._run_original = open_reference(self.original)
-                results = self._run_original(feeds)
+                else:  # the error may come from declared shapes that are wrong, which onnxruntime trusts
+                    self._is_bare = True
+                    self._run_original = self._open_original()
+                return self._run_original(feeds)
         except Exception as error:  # runtimes raise exceptions of any type
             raise OriginalFails(one_line(error)) from None
-        return results
+
+    @property
+    def _declares(self) -> bool:
+        """Whether the original declares shapes of computed values."""
+        return any(holder.value_info for holder in protobuf.holders(self.original.proto))
+
+    def _change(self, model: onnx.ModelProto) -> None:
+        """Change a copy of the original so that onnxruntime runs it."""
+        for holder in protobuf.holders(model) if self._is_bare else ():
+            holder.ClearField("value_info")
+        if guard.needed(self.nodes):
+            guard.add(model)
 
     def moved_results(self, feeds: Feeds) -> list[list[Any]]:
         """Some results of the original where each float of the inputs moves by one unit, none if it does not run then.
@@ -257,7 +275,7 @@ class ModelPair:
     def _open_original(self) -> Run:
         if self.judge != ORT:
             return open_reference(self.original)
-        change = guard.add if guard.needed(self.nodes) else None
+        change = self._change if self._is_bare or guard.needed(self.nodes) else None
         try:
             return open_onnxruntime(self.original, self._original_path, change)
         except Exception as error:
