@@ -27,6 +27,7 @@ from rnn_lower.shapes.fixed_dims import FIXED
 from rnn_lower.shapes.shape_info import ShapeInfo, declared_by
 from rnn_lower.targeting import find_target, recorded, recorded_target
 from rnn_lower.targeting.profile import Target
+from rnn_lower.transforms.split_sequences import SEQUENCES, without_sequences
 
 logger = logging.getLogger("rnn_lower")
 
@@ -83,7 +84,11 @@ def _legalize(model: ir.Model, target: Target, everything: bool) -> int:
     names, count = Names(used_names(model)), 0
     constants = ModelConstants(model, names)
     fixed, read = model.meta.get(FIXED, {}), list[ir.Value | None]()
-    for node, scope, checker in list(_unsupported(model, target, ShapeInfo(model))):
+    unsupported = list(_unsupported(model, target, ShapeInfo(model)))
+    if everything and any(node.op_type in SEQUENCES for node, *_ in unsupported):
+        count += without_sequences(model)
+        unsupported = list(_unsupported(model, target, ShapeInfo(model)))
+    for node, scope, checker in unsupported:
         if not (everything or _is_own(node, model)):
             continue
         name = node.name or node.op_type.lower()

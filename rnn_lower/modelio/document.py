@@ -80,7 +80,7 @@ class Document:
         """The document with sorted nodes; see `changed`."""
         return self if self._in_order else self.changed(lambda _: None)
 
-    def changed(self, change: Callable[[ir.Model], None]) -> Document:
+    def changed(self, change: Callable[[ir.Model], object]) -> Document:
         """The model after a function that may change anything; parts that do not affect results may be lost.
 
         Raises UnsupportedError if onnx_ir does not represent a part of the model that affects results.

@@ -19,8 +19,12 @@ def has_sequences(model: ir.Model) -> bool:
     return any(node.op_type == "SplitToSequence" for node, _ in nodes(model))
 
 
-def without_sequences(model: ir.Model) -> None:
-    """Replace reads of a SplitToSequence with Slices or Gathers, if all indices and sizes are constant."""
+def without_sequences(model: ir.Model) -> int:
+    """Replace reads of a SplitToSequence with Slices or Gathers, if all indices and sizes are constant.
+
+    Returns the number of replaced nodes.
+    """
+    count = 0
     for node in [node for node, _ in nodes(model) if node.op_type == "SplitToSequence"]:
         users = [user for user, _ in node.outputs[0].uses()]
         indices = [known_tensor(user.inputs[1]) if user.op_type == "SequenceAt" else None for user in users]
@@ -37,6 +41,8 @@ def without_sequences(model: ir.Model) -> None:
             user.graph.remove(user, safe=True)
         if all(parts):
             node.graph.remove(node, safe=True)
+            count += 1 + len(users)
+    return count
 
 
 def _part(node: ir.Node, user: ir.Node, index: int) -> list[ir.Node]:

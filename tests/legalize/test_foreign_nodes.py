@@ -254,6 +254,25 @@ def test_allowzero_without_effect_is_dropped(sizes, shape, is_kept):
     assert rnn_lower.lint(lowered, target="onnx2torch").ok == (not is_kept)
 
 
+@pytest.mark.parametrize("target", ["opencv", "tract", "openvino", "onnx2torch"])
+@pytest.mark.parametrize("parts", ["<axis = 0, keepdims = 0> (x)", "<axis = 1> (x, two)", "<axis = 1> (x, sizes)"])
+def test_parts_of_a_sequence_are_slices(parts, target):
+    """As the exporter of PyTorch unrolls an nn.RNN."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[6,4,2] x) => (float[u,v] y, float[6,1,4,2] Y)
+        <int64 one = {{1}}, int64 zero = {{0}}, int64 two = {{2}}, int64[2] sizes = {{2, 2}}> {{
+        s = SplitToSequence {parts} a = SequenceAt (s, one) b = SequenceAt (s, zero) c = Sub (a, b)
+        y = Flatten (c) Y = RNN <hidden_size = 2> (x, W, R) }}""")
+    rng = np.random.default_rng(0)
+    for name in "WR":
+        model.graph.initializer.append(numpy_helper.from_array(rng.uniform(-1, 1, (1, 2, 2)).astype(np.float32), name))
+    lowered = rnn_lower.lower(model, target=target, legalize_all=True)
+    feeds = {"x": rng.uniform(-1, 1, (6, 4, 2)).astype(np.float32)}
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+    assert not {node.op_type for node in lowered.graph.node} & {"SplitToSequence", "SequenceAt"}
+    assert rnn_lower.lint(lowered, target=target).ok
+    assert rnn_lower.prove(model, lowered)
+
+
 def test_allowzero_of_a_computed_shape_without_zeros_is_dropped():
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[2,2,3] x, float[3,4] z) => (float[3,4] y)
         { s = Shape (z) y = Reshape <allowzero = 1> (x, s) }""")
