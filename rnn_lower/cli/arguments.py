@@ -426,6 +426,8 @@ COMPARISON = ("inputs", "on", "runs", "seed", "rtol", "atol", "counterexample")
 
 def comparison(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of a comparison that were set."""
+    if getattr(arguments, "inputs", None) is not None and (getattr(arguments, "runs", None) or 1) != 1:
+        raise RnnLowerError("--inputs gives the inputs of one run; drop --runs")
     return {name: value for name in COMPARISON if (value := getattr(arguments, name, None)) is not None}
 
 

@@ -8,7 +8,7 @@ beyond which the proof tries sizes (`thresholds`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 
 import numpy as np
 import onnx_ir as ir
@@ -18,7 +18,7 @@ from rnn_lower.ir.walk import constant, known_tensor, nodes, subgraphs
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proving.call import attributes_key
-from rnn_lower.proving.thresholds import FEW, WIDE, known_values
+from rnn_lower.proving.thresholds import FEW, WIDE, Known, known_values
 from rnn_lower.proving.whole_evaluator import COMPARISONS, digest
 
 FILLING = ("ConstantOfShape", "Expand", "Tile")
@@ -48,8 +48,29 @@ def sizes_in(document: Document, counters: Collection[str] | None = None) -> Siz
     """
     known = known_values(document.model)
     inputs = [value for value in document.model.graph.inputs if value.name in (counters or ())]
-    ends, counting = ((), ()) if counters is None else (WITH_STATES, ("Range",))
-    sizes, plain, filled = (set[ir.Value | None](each) for each in (inputs, inputs, ()))
+    states = [] if counters is None else list(_integer_states(document, known))
+    while True:  # until all states that count are found
+        found = _sizes_from(document, known, [*inputs, *(state for _, state, _ in states)], counters is not None)
+        counting = [each for each in states if each[2] in found.values and each[0] in (None, *found.values)]
+        if counting == states:
+            return found
+        states = counting
+
+
+def _integer_states(document: Document, known: Known) -> Iterator[tuple[ir.Value | None, ir.Value, ir.Value]]:
+    """The integer states of Scans: what they begin with, None for a number, and the values before and after a step."""
+    for node, _ in nodes(document.model):
+        for _, body in subgraphs(node) if node.op_type == "Scan" else ():
+            for begin, state, result in zip(node.inputs, body.inputs, body.outputs, strict=False):
+                array, dtype = known.get(begin, constant(begin)), document.dtype_of(state)
+                if dtype is not None and dtype.is_integer() and (array is None or array.size == 1):
+                    yield None if array is not None else begin, state, result
+
+
+def _sizes_from(document: Document, known: Known, counters: Sequence[ir.Value], streams: bool) -> Sizes:
+    """See `sizes_in`. counters: inputs and states that count, and are sizes, too."""
+    ends, counting = (WITH_STATES, ("Range",)) if streams else ((), ())
+    sizes, plain, filled = (set[ir.Value | None](each) for each in (counters, counters, ()))
     functions = dict[ir.Value, str]()
     for node, _ in nodes(document.model):
         read = () if node.op_type in MEASURING else node.inputs
@@ -63,7 +84,7 @@ def sizes_in(document: Document, counters: Collection[str] | None = None) -> Siz
         arrays = [None if value in computed else known.get(value, constant(value)) for value in node.inputs]
         if node.op_type in MEASURING:
             plain.update(node.outputs if node.inputs[0] in plain or node.inputs[0] not in sizes else ())
-        elif (plain >= computed or node.op_type in counting) and _is_plain(node, arrays, dtype, counters is not None):
+        elif (plain >= computed or node.op_type in counting) and _is_plain(node, arrays, dtype, streams):
             plain.update(node.outputs)
         elif _is_filled(node, computed, filled):
             filled.update(node.outputs)

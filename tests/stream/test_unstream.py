@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from judge import close, run_onnxruntime
-from layers import Stack, causal_conv, conv, dual_path, late_conv, lstm, pool, running_sum
+from layers import Stack, causal_conv, conv, counted, dual_path, encoded, late_conv, lstm, pool, running_sum
 from onenode import Case, build
 from onnx import TensorProto, helper
 from paths import ROOT
@@ -29,7 +29,9 @@ WAYS = [{}, {"step": 6}, {"step": 12, "keep_native": True}, {"keep_native": True
 
 
 @pytest.mark.parametrize("how", WAYS, ids=str)
-@pytest.mark.parametrize("layers", [(lstm, causal_conv, running_sum), (conv, pool, lstm), (late_conv, lstm)])
+@pytest.mark.parametrize(
+    "layers", [(lstm, causal_conv, running_sum), (conv, pool, lstm), (late_conv, lstm), (counted, encoded, lstm)]
+)
 def test_there_and_back(layers, how, tmp_path, capsys):
     model = stack_of(*layers)
     if layers[0] is late_conv and "step" not in how:
