@@ -15,8 +15,9 @@ from typing_extensions import Unpack
 from rnn_lower.driver.lower_pass import Record, lower_document, lower_in_place, lower_model, prepared
 from rnn_lower.driver.plan import read_document, read_nodes
 from rnn_lower.driver.suggestions import unlogged
-from rnn_lower.errors import RnnLowerError, public
+from rnn_lower.errors import RnnLowerError, UnsupportedError, public
 from rnn_lower.ir import protobuf
+from rnn_lower.loops.model import loops
 from rnn_lower.lowering import function_body as function_bodies
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio import files, output_path, stale_files
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from rnn_lower.raising.raise_loops import Raised
     from rnn_lower.reporting.gathering import Report
     from rnn_lower.streaming.proof import StreamProof
-    from rnn_lower.streaming.stream_model import StreamResult
+    from rnn_lower.streaming.stream_model import StreamOptions, StreamResult
     from rnn_lower.streaming.whole import Whole
 
 M = TypeVar("M", onnx.ModelProto, ir.Model)
@@ -177,8 +178,7 @@ def stream(
     chosen = _of_stream(options)
 
     def result() -> onnx.ModelProto:
-        raised, remaining = _raised(document, chosen)
-        streamed = stream_model.make(raised, requested, remaining)
+        streamed = _streamed(document, requested, chosen)
         return _whole(streamed.document, streamed.dims)
 
     return _naming_file(path, result)
@@ -209,8 +209,7 @@ def stream_file(
     chosen = _of_stream(options)
 
     def work() -> StreamResult:
-        raised, remaining = _raised(document, chosen)
-        result = stream_model.make(raised, requested, remaining)
+        result = _streamed(document, requested, chosen)
         with (
             files.staged(
                 result.document, destination, progress, result.dims, _data_of_source(document, source, destination)
@@ -222,6 +221,19 @@ def stream_file(
         return result
 
     return _naming_file(source, work)
+
+
+def _streamed(document: Document, requested: StreamOptions, options: Options) -> StreamResult:
+    """Return the streaming model. Errors suggest to raise the loops of a model if this was not requested."""
+    from rnn_lower.streaming import stream_model  # loaded only for streaming
+
+    raised, remaining = _raised(document, options)
+    try:
+        return stream_model.make(raised, requested, remaining)
+    except UnsupportedError as error:
+        if options.raise_loops or not any(loops(document.model)):
+            raise
+        raise UnsupportedError(f"{error}; if a loop computes an RNN, GRU or LSTM, add --raise-loops") from None
 
 
 def _raised(document: Document, options: Options) -> tuple[Document, Options]:

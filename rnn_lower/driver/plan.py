@@ -36,6 +36,7 @@ from rnn_lower.ir.walk import (
 )
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.legalizer import drop_unread, legalize
+from rnn_lower.loops.collected_sequences import as_scan_outputs, collects
 from rnn_lower.lowering.lowering import builder_of, lower_node
 from rnn_lower.lowering.node import LARGEST_SIZE, RecurrentNode, read_node
 from rnn_lower.lowering.quantized_lstm import lower_quantized
@@ -395,8 +396,9 @@ def inlined_document(document: Document) -> Document:
 
 
 def document_without_sequences(document: Document) -> Document:
-    """The document with slices instead of the parts of a SplitToSequence, as far as they are constant."""
-    return document.changed(without_sequences) if has_sequences(document.model) else document
+    """The document with tensors instead of sequences that a node splits or that a Loop collects, as far as possible."""
+    document = document.changed(without_sequences) if has_sequences(document.model) else document
+    return document.changed(as_scan_outputs) if collects(document.model) else document
 
 
 def read_document(document: Document) -> tuple[Document, list[RecurrentNode]]:

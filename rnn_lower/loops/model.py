@@ -13,6 +13,7 @@ from rnn_lower.builder.names import Names
 from rnn_lower.ir.replacing import substitute
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, LOOPS
 from rnn_lower.ir.walk import Scope, nodes, sources, used_names, with_bodies
+from rnn_lower.loops.collected_sequences import as_scan_outputs, collects
 from rnn_lower.loops.items import written
 from rnn_lower.loops.simplify import simplify
 from rnn_lower.loops.unrolling import NotCountedError, Unroller
@@ -58,6 +59,8 @@ def unroll_loops(model: ir.Model, max_nodes: int) -> tuple[list[str], list[Remai
 
     max_nodes: the maximum number of emitted nodes.
     """
+    if collects(model):
+        as_scan_outputs(model)
     _fold(model)
     done, remaining = list[str](), list[RemainingLoop]()
     for _ in range(ROUNDS):

@@ -17,6 +17,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from rnn_lower.builder.constants import Constant, ConstantPool, from_tensor
 from rnn_lower.builder.graph_builder import GraphBuilder, detach
 from rnn_lower.builder.names import Names
+from rnn_lower.driver.plan import document_without_sequences
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.schemas import LOOPS
 from rnn_lower.ir.walk import constant, default_opset, used_names
@@ -76,7 +77,7 @@ def raise_document(document: Document, dims: Dims | None = None) -> tuple[Docume
     if dims:
         document = document.copied().fixed(dims)
     results: list[Raised] = []
-    raised = document.changed(lambda model: results.extend(raise_loops(model)))
+    raised = document_without_sequences(document).changed(lambda model: results.extend(raise_loops(model)))
     return (raised if any(result.op_type for result in results) else document), results
 
 

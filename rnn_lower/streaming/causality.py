@@ -23,7 +23,7 @@ from rnn_lower.streaming.positions import index_offsets
 from rnn_lower.streaming.repetition import filled_shape
 from rnn_lower.streaming.rules import RULES
 
-INSTEAD = {"Loop": "; only loops that compute an RNN, GRU or LSTM can be streamed, with --raise-loops"}
+INSTEAD = {"Loop": "; only loops that compute an RNN, GRU or LSTM can be streamed"}
 """What to do about operators without a rule."""
 
 

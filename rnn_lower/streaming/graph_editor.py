@@ -181,7 +181,7 @@ class GraphEditor:
         if any(symbol not in self.symbols for dim in shape for symbol in dim.of):
             raise UnsupportedError(
                 f"{owner}: the size of its state cannot be computed from the sizes of the inputs; set the input"
-                " sizes (--dim NAME=SIZE), or replace loops with recurrent nodes (--raise-loops)"
+                " sizes (--dim NAME=SIZE)"
             )
 
     def add_input(self, name: str, dtype: ir.DataType, shape: tuple[Size, ...]) -> ir.Value:

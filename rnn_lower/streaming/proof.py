@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 
 from rnn_lower.checking.samples import NoInputsError, first_result
-from rnn_lower.driver.plan import inlined_document
+from rnn_lower.driver.plan import document_without_sequences, inlined_document
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.walk import constant
 from rnn_lower.modelio.document import Document
@@ -99,7 +99,7 @@ def prove_streaming(
     """
     check_numbers(points=points, seed=seed)
     faults = _faults(original, streaming, plan, whole_is_new)
-    original, streaming = inlined_document(original), inlined_document(streaming)
+    original, streaming = (document_without_sequences(inlined_document(each)) for each in (original, streaming))
     plan = with_reach(plan, original)
     deadline, reason, weighs = time.thread_time() + seconds, "", False
     outputs, states = tuple(plan.outputs), tuple(state.output for state in plan.states)

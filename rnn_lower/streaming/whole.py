@@ -24,7 +24,6 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.shapes.fixed_dims import axis_name, free_proto_dim
 from rnn_lower.shapes.sizes import GROWS
 from rnn_lower.streaming.axes import axes_of, opened
-from rnn_lower.streaming.axis_info import old_opset
 from rnn_lower.streaming.causality import CausalityAnalysis
 from rnn_lower.streaming.data_flow import inputs_of, outputs_of
 from rnn_lower.streaming.graph_editor import INT64, computed_size, graph_builder, name_value, put_around
@@ -207,7 +206,8 @@ def _write_first_values(graph: onnx.GraphProto, b: GraphBuilder, plan: Plan) -> 
 def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) -> None:
     """Make the model the body of a Scan over chunks."""
     if (opset_of(model) or 0) < 9:
-        raise UnsupportedError(old_opset("a Scan over the chunks", 9, opset_of(model) or 0))
+        text = f"a Scan over the chunks needs opset 9 or newer, but the model has opset {opset_of(model)}"
+        raise UnsupportedError(f"{text}; convert the model first (rnn-lower lower --opset 17)")
     if grown := next((state for state in plan.states if any(GROWS in each.of for each in state.shape)), None):
         raise UnsupportedError(
             f"{grown.node}: the size of its state '{grown.input}' changes after each chunk, which "

@@ -926,3 +926,58 @@ def test_a_step_has_the_rank_that_the_body_declares(rank, output):
     assert loops_of(unrolled) == []
     assert same(model, unrolled, feeds)
     assert rnn_lower.prove(model, unrolled)
+
+
+def collected(axis=1, cell="GRU"):
+    """A loop that appends each state to a list, which is stacked behind it, as TorchScript exports it."""
+    rng = np.random.default_rng(5)
+    gates = 3 if cell == "GRU" else 1
+    arrays = {"W": (I, gates * H), "R": (H, gates * H), "b": (gates * H,), "c": (gates * H,)}
+    weights = constants(**{k: rng.uniform(-0.7, 0.7, shape).astype(np.float32) for k, shape in arrays.items()})
+    step = {
+        "GRU": """zx, rx, nx = Split <axis = 1> (p) zh, rh, nh = Split <axis = 1> (q) zs = Add (zx, zh) z = Sigmoid (zs)
+            rs = Add (rx, rh) r = Sigmoid (rs) m = Mul (r, nh) ns = Add (nx, m) n = Tanh (ns)
+            d = Sub (h, n) e = Mul (z, d) k = Add (n, e)""",
+        "RNN": "s = Add (p, q) k = Tanh (s)",
+        "other": "s = Add (p, q) t = Tanh (s) u = Mul (t, h) k = Add (u, s)",
+    }[cell]
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[N,T,3] x) => (float[a,b,4] y)
+        <int64 one = {{1}}, int64[1] zeros = {{0}}, int64[1] ones = {{1}}, int64[1] four = {{4}}, bool yes = {{1}}> {{
+        sizes = Shape (x) T1 = Gather (sizes, one) N1 = Slice (sizes, zeros, ones) NH = Concat <axis = 0> (N1, four)
+        first = ConstantOfShape (NH) none = SequenceEmpty ()
+        last, all = Loop (T1, yes, first, none) <body = body (int64 i, bool go, h, seq(float) s0) => (bool on, k, seq(float) s1) {{
+            on = Identity (go) v = Gather <axis = 1> (x, i) vW = MatMul (v, W) p = Add (vW, b) hR = MatMul (h, R) q = Add (hR, c)
+            {step} s1 = SequenceInsert (s0, k) }}>
+        y = ConcatFromSequence <axis = {axis}, new_axis = 1> (all) }}""")
+    model.graph.initializer.extend(weights)
+    return model
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("cell", ["GRU", "RNN", "other"])
+def test_a_list_of_states_is_a_scan_output(cell, axis):
+    model = collected(axis, cell)
+    feeds = {"x": np.random.default_rng(1).standard_normal((2, 5, I)).astype(np.float32)}
+    lowered = rnn_lower.lower(model, loops=True, dims={"N": 2, "T": 5})
+    assert not operators(lowered.graph) & {"Loop", "SequenceEmpty", "SequenceInsert", "ConcatFromSequence"}
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+    assert rnn_lower.prove(model, lowered)
+    raised = rnn_lower.raise_loops(model)
+    if cell == "other":
+        assert raised == model
+        return
+    assert [node.op_type for node in raised.graph.node if node.op_type in ("GRU", "RNN", "Loop")] == [cell]
+    close(run_onnxruntime(raised, feeds), run_onnxruntime(model, feeds))
+    assert rnn_lower.prove(model, raised)
+    if axis == 1:
+        streaming = rnn_lower.stream(model, axis="T", raise_loops=True)
+        assert rnn_lower.prove_streaming(raised, streaming)
+
+
+def test_a_list_that_is_read_otherwise_stays():
+    model = collected()
+    model.graph.node.append(helper.make_node("SequenceLength", ["all"], ["count"]))
+    model.graph.output.append(info("count", INT64, []))
+    assert rnn_lower.raise_loops(model) == model
+    with pytest.raises(UnsupportedError, match="an ONNX sequence instead of a tensor"):
+        rnn_lower.lower(model, loops=True, dims={"N": 2, "T": 5})
