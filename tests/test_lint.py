@@ -492,6 +492,27 @@ def test_softmax_over_several_axes(target, op, opset, axis):
         np.testing.assert_allclose(RUNNERS[target][1](model, feeds)[0], wanted, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(("body", "is_right"), [
+    ("m = Mul (a, h) n = Add (m, b)", False), ("m = Mul (h, a) n = Add (m, b)", True),
+    ("m = Mul (a, b) n = Add (h, m)", False), ("k = Identity (a) n = Max (k, h)", False),
+    ("m = Sub (a, b) n = Add (m, h)", False), ("n = Sub (a, h)", True), ("m = Tanh (a) n = Add (m, h)", True),
+    ("m = Sigmoid (a) k = Mul (m, h) n = Add (k, b)", True),
+])  # fmt: skip
+def test_a_scan_that_openvino_overwrites(body, is_right):
+    """Linear recurrences, as in Mamba, which it computes wrongly if a product begins with an element of the sequence."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[5,2,3] A, float[5,2,3] B) => (float[2,3] last, float[5,2,3] Y)
+        <float[2,3] zero = {{0, 0, 0, 0, 0, 0}}> {{ last, Y = Scan <num_scan_inputs = 2, body = step (float[2,3] h, float[2,3] a, float[2,3] b)
+        => (float[2,3] n, float[2,3] y) {{ {body} y = Identity (n) }}> (zero, A, B) }}""")
+    assert rnn_lower.lint(model, target="openvino").ok == is_right
+    straight = rnn_lower.lower(model, target="openvino", loops=True)
+    for each in [model] if is_right else [straight]:
+        assert rnn_lower.lint(each, target="openvino").ok
+        if not missing("openvino"):
+            feeds = {name: np.random.default_rng(0).uniform(0.5, 1.5, (5, 2, 3)).astype(np.float32) for name in "AB"}
+            for found, wanted in zip(RUNNERS["openvino"][1](each, feeds), run_onnxruntime(model, feeds), strict=True):
+                np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
+
+
 def test_a_node_that_could_be_replaced_changes_no_declaration():
     """`lower` tries out which nodes `--legalize-all` would replace."""
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[4,1,3] x, float[4,1,3] z) => (float[4,1,1,3] Y, float[4,1,3] y)

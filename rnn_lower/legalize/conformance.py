@@ -10,8 +10,12 @@ import onnx_ir as ir
 from rnn_lower.builder.constants import Constant
 from rnn_lower.builder.tensor_info import UNKNOWN, TensorInfo, answers, frozen, inferred, info_of, of_body
 from rnn_lower.ir.schemas import WITH_BODIES
-from rnn_lower.ir.walk import subgraphs
+from rnn_lower.ir.traits import ELEMENTWISE
+from rnn_lower.ir.walk import NODE_MARK, subgraphs
 from rnn_lower.legalize.constraints import NodeView, OpConstraints
+
+COMMUTATIVE = ("Add", "Max", "Mean", "Min", "Mul", "Sum")
+"""Operators that a runtime may compute in place of their first operand."""
 
 Declared = Callable[[ir.Value], TensorInfo | None]
 """Returns the declared info of a value, or None to use the inferred one."""
@@ -64,7 +68,8 @@ class ConstraintChecker:
             self._infos[value] = _fuller(self.declared(value), _fuller(info_of(value), info))
         outputs = tuple(map(self._infos.__getitem__, node.outputs))
         constant_state = any(body.outputs and _constant_state(node, body) for body in bodies)
-        return NodeView(node.op_type, self.opset, inputs, attributes, outputs, constant_state)
+        overwrites = any(body.inputs and _overwrites(node, body) for body in bodies)
+        return NodeView(node.op_type, self.opset, inputs, attributes, outputs, constant_state, overwrites)
 
     def info(self, operand: ir.Value | Constant) -> TensorInfo:
         """Return the info of an operand: from its constant content, else declared, else inferred."""
@@ -89,6 +94,25 @@ def _is_zero(node: ir.Node) -> bool:
     return node.op_type == "Mul" and any(
         value is not None and info_of(value).content in ((0.0,), (0,)) for value in node.inputs
     )
+
+
+def _overwrites(node: ir.Node, body: ir.Graph) -> bool:
+    """Whether a Scan of the model has a sum or product whose first operand is an element of a scanned input.
+
+    Also other elementwise operators of two of these. Emitted Scans have none: their recurrent products come first.
+    """
+    if node.op_type != "Scan" or NODE_MARK in node.metadata_props:
+        return False
+    elements = set(body.inputs[len(node.inputs) - node.attributes["num_scan_inputs"].as_int() :])
+    for inner in body:
+        first, *others = inner.inputs or (None,)
+        if first not in elements:
+            continue
+        if inner.op_type == "Identity":
+            elements.update(inner.outputs)
+        elif inner.op_type in COMMUTATIVE or (inner.op_type in ELEMENTWISE and not elements.isdisjoint(others)):
+            return True
+    return False
 
 
 def _constant_state(node: ir.Node, body: ir.Graph) -> bool:

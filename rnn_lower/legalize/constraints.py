@@ -31,6 +31,7 @@ class NodeView:
     attributes: tuple[tuple[str, Any], ...]
     outputs: tuple[TensorInfo, ...]
     constant_state: bool = False
+    overwrites: bool = False
 
     @property
     def operands(self) -> list[TensorInfo]:
@@ -192,6 +193,11 @@ def _states(limit: str, use: NodeView) -> Iterator[str]:
         yield "an initial state is constant"
 
 
+def _in_place(limit: bool, use: NodeView) -> Iterator[str]:
+    if not limit and use.overwrites:
+        yield "its body has one"
+
+
 def _range(limit: Sequence[int], noun: str = "") -> str:
     text = str(limit[0]) if limit[0] == limit[1] else f"{limit[0]} to {limit[1]}"
     return f"{text} {noun}{'' if text == '1' else 's'}" if noun else text
@@ -234,6 +240,7 @@ CHECKS: Mapping[str, tuple[Callable[[Any], str], Check]] = {
     "strided_padding": (lambda _: "with explicit pads if it has strides", _strided_padding),
     "forward": (lambda _: "in the forward direction", _forward),
     "states": (lambda _: "with non-constant initial states", _states),
+    "in_place": (lambda _: "without sums and products that begin with an element of a scanned input", _in_place),
 }
 """By the key of a limit: its wording and its check."""
 
