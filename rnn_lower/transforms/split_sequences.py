@@ -35,7 +35,7 @@ def without_sequences(model: ir.Model) -> int:
         for user, made in zip(users, parts, strict=True) if all(parts) else ():
             assert user.graph is not None
             output, part = user.outputs[0], made[-1].outputs[0]
-            part.name, part.type = output.name, output.type
+            part.name, part.type, part.shape = output.name, output.type, output.shape
             output.replace_all_uses_with(part, replace_graph_outputs=True)
             user.graph.insert_before(user, made)
             user.graph.remove(user, safe=True)
