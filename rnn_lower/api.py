@@ -231,7 +231,7 @@ def _streamed(document: Document, requested: StreamOptions, options: Options) ->
     try:
         return stream_model.make(raised, requested, remaining)
     except UnsupportedError as error:
-        if options.raise_loops or not any(loops(document.model)):
+        if options.raise_loops or "cannot run chunk by chunk" not in str(error) or not any(loops(document.model)):
             raise
         raise UnsupportedError(f"{error}; if a loop computes an RNN, GRU or LSTM, add --raise-loops") from None
 

@@ -104,7 +104,8 @@ def _is_amplified(wanted: Any, result: Any, moved: Sequence[Any]) -> bool:
     x, *others = (each.astype(np.float64) for each in (a, *others))
     with np.errstate(all="ignore"):
         error, *effects = (np.where(x == y, 0.0, np.abs(y - x)).max(tuple(range(x.ndim - 1))) for y in others)
-        return bool(np.all((error <= AMPLIFIED * np.max(effects, axis=0)) & (error < np.inf)))
+        finite = [effect for effect in effects if np.isfinite(effect).all()]
+        return bool(finite) and bool(np.all((error <= AMPLIFIED * np.max(finite, axis=0)) & (error < np.inf)))
 
 
 def _identical(a: Any, b: Any) -> bool:

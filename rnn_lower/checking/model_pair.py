@@ -237,22 +237,31 @@ class ModelPair:
             try:
                 return self._run_original(feeds)
             except Exception as error:
-                if guard.NAME in str(error):
-                    self.judge = f"{REFERENCE} (an empty sequence or batch)"
-                    self._run_original = open_reference(self.original)
-                elif self.judge != ORT or self._is_bare or not self._declares:
-                    raise
-                else:  # the error may come from declared shapes that are wrong, which onnxruntime trusts
-                    self._is_bare = True
-                    self._run_original = self._open_original()
+                if guard.NAME not in str(error):
+                    return self._bare_results(feeds, error)
+                self.judge = f"{REFERENCE} (an empty sequence or batch)"
+                self._run_original = open_reference(self.original)
                 return self._run_original(feeds)
         except Exception as error:  # runtimes raise exceptions of any type
             raise OriginalFails(one_line(error)) from None
 
-    @property
-    def _declares(self) -> bool:
-        """Whether the original declares shapes of computed values."""
-        return any(holder.value_info for holder in protobuf.holders(self.original.proto))
+    def _bare_results(self, feeds: Feeds, error: Exception) -> list[Any]:
+        """The results of the original without its declared shapes, which onnxruntime trusts even if they are wrong.
+
+        Later runs go without them, too. Raises `error`, with which the original failed, if it fails without them.
+        """
+        declares = any(holder.value_info for holder in protobuf.holders(self.original.proto))
+        if self.judge != ORT or self._is_bare or not declares:
+            raise error
+        try:
+            self._is_bare = True
+            run = open_onnxruntime(self.original, self._original_path, self._change)
+            results = run(feeds)
+        except Exception:
+            self._is_bare = False
+            raise error from None
+        self._run_original, self._run_read = run, None
+        return results
 
     def _change(self, model: onnx.ModelProto) -> None:
         """Change a copy of the original so that onnxruntime runs it."""
@@ -262,9 +271,9 @@ class ModelPair:
             guard.add(model)
 
     def moved_results(self, feeds: Feeds) -> list[list[Any]]:
-        """Some results of the original where each float of the inputs moves by one unit, none if it does not run then.
+        """Results of the original where each float of the inputs moves by one unit, as far as it runs then.
 
-        None also if another difference than rounding is possible: of models that are not proved, or of runtimes.
+        Empty if another difference than rounding is possible: of models that are not proved, or of runtimes.
         """
         results, rng = list[list[Any]](), np.random.default_rng(0)
         with contextlib.suppress(OriginalFails):
@@ -275,7 +284,7 @@ class ModelPair:
     def _open_original(self) -> Run:
         if self.judge != ORT:
             return open_reference(self.original)
-        change = self._change if self._is_bare or guard.needed(self.nodes) else None
+        change = self._change if guard.needed(self.nodes) else None
         try:
             return open_onnxruntime(self.original, self._original_path, change)
         except Exception as error:

@@ -63,12 +63,15 @@ def _quantized(call: Call) -> tuple[Array, Array, Array]:
 def _quantize(call: Call) -> Array:
     """A random function of the element, its scale and its zero point, for each type and way of rounding."""
     zero = call.node.inputs[2] if call.optional(2) is not None else None
-    tensor = known_tensor(zero)
+    tensor, others = known_tensor(zero), call.all_attributes()
     dtype = tensor.dtype if tensor is not None else None if zero is None else zero.dtype
-    if zero is not None and dtype is None:
+    if zero is None:
+        dtype = ir.DataType(others.get("output_dtype") or ir.DataType.UINT8)
+    if dtype is None:
         raise OutOfScopeError(f"the type of the zero point of {call.label} is unknown")
-    others = {name: value for name, value in call.all_attributes().items() if name != "axis"}
-    return _mixed(call.field, f"QuantizeLinear to {dtype} {sorted(others.items())}", _quantized(call))
+    kept = sorted((name, value) for name, value in others.items() if name not in ("axis", "output_dtype"))
+    kept = [each for each in kept if each != ("saturate", 1)]  # the default
+    return _mixed(call.field, f"QuantizeLinear to {dtype} {kept}", _quantized(call))
 
 
 def _dequantize(call: Call) -> Array:

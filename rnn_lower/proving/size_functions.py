@@ -61,7 +61,8 @@ def _integer_states(document: Document, known: Known) -> Iterator[tuple[ir.Value
     """The integer states of Scans: what they begin with, None for a number, and the values before and after a step."""
     for node, _ in nodes(document.model):
         for _, body in subgraphs(node) if node.op_type == "Scan" else ():
-            for begin, state, result in zip(node.inputs, body.inputs, body.outputs, strict=False):
+            count = len(body.inputs) - node.attributes.get_int("num_scan_inputs", 0)
+            for begin, state, result in zip(node.inputs[:count], body.inputs, body.outputs, strict=False):
                 array, dtype = known.get(begin, constant(begin)), document.dtype_of(state)
                 if dtype is not None and dtype.is_integer() and (array is None or array.size == 1):
                     yield None if array is not None else begin, state, result

@@ -12,16 +12,21 @@ import onnx_ir as ir
 from rnn_lower.checking.samples import first_result
 from rnn_lower.errors import one_line
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import constant
+from rnn_lower.ir.walk import constant, subgraphs
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving import float_run
 from rnn_lower.proving.call import OutOfScopeError
+from rnn_lower.proving.element_types import WIDE_INTEGERS
 from rnn_lower.proving.field import Array
 from rnn_lower.proving.reference import OPERATORS
+from rnn_lower.proving.whole_evaluator import MOVES
 from rnn_lower.proving.whole_model import CASTS, ModelInterpreter
 from rnn_lower.streaming.chunked_runs import ChunkedRuns
 from rnn_lower.streaming.session import Feeds, StreamingSession
 from rnn_lower.transforms.evaluate import evaluator
+
+OF_INTEGERS = ("DequantizeLinear", "QuantizeLinear")
+"""Operators of integers that have an equation for those to which floats were rounded."""
 
 RUNS, FIRST, SECOND = 3, 8, 4
 """The number of runs in floats, and the steps of their two chunks, in addition to remembered and late ones."""
@@ -35,7 +40,13 @@ class Rounding(ModelInterpreter):
 
     rounded: Mapping[ir.Value | None, np.ndarray] = {}
 
+    @functools.cached_property
+    def _delicate(self) -> dict[ir.Node, list[ir.Value]]:
+        """By node, the operands that must not be integers to which floats were rounded."""
+        return {}
+
     def _results(self, node: ir.Node) -> Sequence[Array]:
+        self._check_integers(node)
         if node.outputs[0] in self.rounded and self.rounded.keys() >= {*node.outputs}:
             return [*map(self._constant, node.outputs)]
         if node.domain in DEFAULT_DOMAINS and node.op_type in CASTS and constant(node.inputs[0]) is None:
@@ -44,6 +55,20 @@ class Rounding(ModelInterpreter):
             if is_float and operand is not None and self._rounds(node, operand):
                 return [self.field.function(f"Cast to {goal}", operand)]
         return super()._results(node)
+
+    def _check_integers(self, node: ir.Node) -> None:
+        """Raise OutOfScopeError if a node wraps or truncates integers that floats were rounded to."""
+        if node not in self._delicate:
+            exempt = node.op_type in (*MOVES, *CASTS, *OF_INTEGERS) or any(subgraphs(node))
+            typed = [(value, self._document.dtype_of(value)) for value in node.inputs if value is not None]
+            self._delicate[node] = [
+                value for value, dtype in typed if not exempt and dtype is not None and dtype.is_integer()
+                and (dtype not in WIDE_INTEGERS or node.op_type in ("Div", "Mod"))
+            ]  # fmt: skip
+        for value in self._delicate[node]:
+            if value in self._values and self._values[value].dtype == np.uint64:
+                text = f"{node.op_type} '{node.name}' computes with integers that floats were rounded to"
+                raise OutOfScopeError(f"{text}, which the proof does not support")
 
     def _constant(self, value: ir.Value) -> Array:
         if value in self.rounded and value not in self._constants:

@@ -229,8 +229,11 @@ class GraphEditor:
     ) -> ir.Value:
         """Whether the stream began before this chunk, for each row of the states of a node.
 
-        b: of the nodes before or behind the node.  shape: of a state.  begins: 1 if the stream begins with this chunk.
+        b: of the nodes before or behind the node.  shape: of a state.  begins: what is handed on if it did not: 1 if it
+        begins with this chunk, or else 0.
         """
+        if self.opset < 9:
+            raise UnsupportedError(f"{site.owner}: {old_opset('a state that begins with the stream', 9, self.opset)}")
         shape = tuple(dim if axis == rows else ONE for axis, dim in enumerate(shape))
         if (id(site.message), shape) not in self._begun:
             state, begun = self.take_state(site, "begun", filled(shape, 0, INT64), shape, rows)

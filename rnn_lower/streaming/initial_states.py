@@ -57,12 +57,12 @@ def is_set_once(
 ) -> bool:
     """Whether a state that is computed from inputs is the same for all frames, and no caller carries it.
 
-    final: the final state, which a model returns unchanged if the caller carries it.
+    final: the final state, which a model returns, by moves only, if the caller carries it.
     """
     info = infos.get(initial)
     if info is None or info.is_timed or initial.is_graph_input():
         return False
-    return final is None or not (outputs_of(document.model, final) and inputs_of(document.model, initial))
+    return final is None or not outputs_of(document.model, final)
 
 
 def is_computable(value: ir.Value) -> bool:

@@ -283,7 +283,7 @@ class Steps(Carried):
     def __call__(self, work: GraphEditor) -> None:
         site = work.at(self.node)
         for index, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True)):
-            initial, computed, rows = self.node.inputs[index], None, batch_axis(shape, 1)
+            initial, computed = self.node.inputs[index], None
             try:
                 first, shape = work.first(site.owner, initial, shape, dtype)
             except FromInput as error:
@@ -292,6 +292,7 @@ class Steps(Carried):
                     raise UnsupportedError(f"{error}; replace the input with a constant (--set INPUT=VALUE)") from None
                 first, computed = filled(shape, 0, dtype), site.input(index)
                 work.notes.append(f"{error}, as that input is in the first chunk")
+            rows = batch_axis(shape, 1)
             state, current = work.take_state(site, f"state{index}", first, shape, rows)
             if computed is not None:
                 begun = work.has_begun(site, site.before, shape, rows)

@@ -981,3 +981,22 @@ def test_a_list_that_is_read_otherwise_stays():
     assert rnn_lower.raise_loops(model) == model
     with pytest.raises(UnsupportedError, match="an ONNX sequence instead of a tensor"):
         rnn_lower.lower(model, loops=True, dims={"N": 2, "T": 5})
+
+
+def test_a_list_that_nobody_reads_stays():
+    """Its tensors may have other shapes in each step."""
+    model = collected()
+    del model.graph.node[-1]
+    model.graph.node.append(helper.make_node("Unsqueeze", ["last", "ones"], ["y"]))
+    with pytest.raises(UnsupportedError, match="an ONNX sequence instead of a tensor"):
+        rnn_lower.lower(model, loops=True, dims={"N": 2, "T": 5})
+
+
+def test_states_before_their_update_are_collected():
+    model = collected(cell="RNN")
+    body = next(node for node in model.graph.node if node.op_type == "Loop").attribute[0].g
+    next(node for node in body.node if node.op_type == "SequenceInsert").input[1] = "h"
+    lowered = rnn_lower.lower(model, loops=True, dims={"N": 2, "T": 5})
+    feeds = {"x": np.random.default_rng(1).standard_normal((2, 5, I)).astype(np.float32)}
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+    assert rnn_lower.prove(model, lowered)

@@ -224,13 +224,23 @@ def test_an_initial_state_that_is_computed_from_an_input(kind, options):
         assert np.abs(found[..., 1:, :] - anew[..., 1:, :]).max() > 0.01
 
 
-def test_a_state_that_an_input_begins_goes_on():
-    """Although the caller feeds another state of this input back."""
-    model, feeds = stacked(computed=True)
-    made = rnn_lower.stream(model, axis="T")
-    session = rnn_lower.StreamingSession(made)
-    parts = [session.run({"x": feeds["x"][:2], "h": feeds["h"]})["y"], session.run({"x": feeds["x"][2:]})["y"]]
-    close([np.concatenate(parts)], run_onnxruntime(model, feeds)[:1])
+def test_an_initial_state_that_is_computed_needs_opset_9():
+    model = onnx.parser.parse_model("""<ir_version: 3, opset_import: ["" : 8]> g (float[T,N,4] x, float[1,N,4] s) => (float[T,1,N,4] y)
+        { h = Tanh (s) y = GRU <hidden_size = 4> (x, W, R, , , h) }""")
+    for name in "WR":
+        model.graph.initializer.append(numpy_helper.from_array(np.ones((1, 12, 4), np.float32), name))
+        model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 12, 4]))
+    with pytest.raises(rnn_lower.UnsupportedError, match=r"GRU 'y': a state that begins with the stream needs opset 9 .* opset=17"):
+        rnn_lower.stream(model, axis="T")
+
+
+def test_a_state_that_is_computed_from_an_input_is_refused():
+    """The model returns the final state, so that the caller may carry it."""
+    with pytest.raises(
+        rnn_lower.UnsupportedError,
+        match=r"GRU 'second' in main graph: its initial state is computed from input 'h'; use a separate input",
+    ):
+        rnn_lower.stream(stacked(computed=True)[0], axis="T")
 
 
 def test_one_input_for_both_states():

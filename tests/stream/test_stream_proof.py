@@ -83,6 +83,26 @@ def test_quantization_is_a_function_of_each_element(dtype, scales):
         assert rnn_lower.prove_streaming(model, other).result == "not equal", op
 
 
+@pytest.mark.parametrize(
+    "wraps", ["s = Add (q, q) y = Cast <to = 1> (s)", "s = Div (q, two) t = Mul (s, two) y = Cast <to = 1> (t)"]
+)
+def test_integers_that_wrap_or_truncate_are_out_of_scope(wraps):
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[T,N,3] x) => (float[T,N,3] y) <float scale = {0.1}, uint8 zero = {3}, uint8 two = {2}>
+        { q = QuantizeLinear (x, scale, zero) %s }"""
+    plain = onnx.parser.parse_model(text % "c = Cast <to = 1> (q) y = Add (c, c)")
+    other = onnx.parser.parse_model(text % wraps)
+    for one, another in ((plain, other), (other, plain)):
+        assert rnn_lower.prove_streaming(one, rnn_lower.stream(another, axis="T")).result != "proved"
+
+
+@pytest.mark.parametrize("same", ["QuantizeLinear (x, scale)", "QuantizeLinear <saturate = 1> (x, scale, none)"])
+def test_defaults_of_quantization(same):
+    text = """<ir_version: 9, opset_import: ["" : 19]> g (float[T,N,3] x) => (float[T,N,3] y) <float scale = {0.1}, uint8 none = {0}>
+        { q = %s y = DequantizeLinear (q, scale) }"""
+    model = onnx.parser.parse_model(text % "QuantizeLinear (x, scale, none)")
+    assert rnn_lower.prove_streaming(model, rnn_lower.stream(onnx.parser.parse_model(text % same), axis="T"))
+
+
 def computed_weights(number: int) -> onnx.ModelProto:
     """A layer and an LSTM, one of whose weights, by number, is a product of constants."""
     s = Stack(np.random.default_rng(number))
