@@ -1751,7 +1751,7 @@ def bad_streams() -> Iterator[Bad]:
     yield Bad("stream of several sizes", streaming(lambda: model_of(dynamic=True, direction="bidirectional")), "the inputs have several symbolic sizes (T, N); choose the axis of the stream (--time T or --time N); along T, ")
     yield Bad("stream with too large a step", streaming(last_of_strides, "--time", "T", "--step", 6), "'y' is the last frame of the stream, but the nodes that compute it look ahead; try a smaller step (--step 3)")
     yield Bad("stream of fixed sizes", streaming(model_of), "no input has a symbolic size; choose the axis of the stream")
-    yield Bad("stream numbers and reset", streaming(lambda: odd(numbered), "--time", "T", "--reset"), "it keeps one frame count for the whole batch, so individual rows cannot be reset; drop --reset")
+    yield Bad("stream numbers and reset", streaming(lambda: odd(numbered), "--time", "T", "--reset"), "it keeps one frame count for the whole batch, so individual rows cannot be reset; set the batch size to 1 (--dim), or drop --reset")
     yield Bad("stream for a target", streaming(lambda: odd(looking_back), "--time", "T", "--dim", "N=1", "--target", "tidl", "-q"), "which computes or stores the state of the streaming model: all sizes must be known, but this node has an unknown size")
     yield Bad("stream steps of one step", streaming(lambda: one_step(outside=True), "--step", 2), "--step 2: each run of the model is one step of its recurrent nodes; use --step 1", "--step")
     yield Bad("stream of one step", streaming(one_step), "each run is one step of the recurrent nodes; use --step 1")

@@ -230,7 +230,9 @@ def test_an_initial_state_that_is_computed_needs_opset_9():
     for name in "WR":
         model.graph.initializer.append(numpy_helper.from_array(np.ones((1, 12, 4), np.float32), name))
         model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 12, 4]))
-    with pytest.raises(rnn_lower.UnsupportedError, match=r"GRU 'y': a state that begins with the stream needs opset 9 .* opset=17"):
+    with pytest.raises(
+        rnn_lower.UnsupportedError, match=r"GRU 'y': a state that begins with the stream needs opset 9 .* opset=17"
+    ):
         rnn_lower.stream(model, axis="T")
 
 
