@@ -98,6 +98,7 @@ def test_dequantized_is_the_lstm_of_the_weights_as_floats(seed):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@exact_products
 @pytest.mark.parametrize("target", ["tract", "onnx2torch"])
 def test_a_target_without_its_operators_gets_floats_on_request(target):
     model, feeds = build(PLAIN)
