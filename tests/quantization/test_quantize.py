@@ -201,6 +201,7 @@ def test_one_weight_along_two_axes(per_channel):
         assert np.abs(wanted - found).max() < 0.02
 
 
+@exact_products
 def test_one_weight_for_inputs_of_two_ranges():
     rng = np.random.default_rng(2)
     declared = helper.make_tensor_value_info
