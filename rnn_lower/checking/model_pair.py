@@ -36,7 +36,7 @@ Agree = Callable[[list[Any], list[Any]], bool]
 INSTEAD = "use --prove, which needs no runtime"
 """The advice for models that onnxruntime cannot run."""
 
-MOVES = 4
+ROUNDED_RUNS = 4
 """How often the inputs are moved by rounding, to see how much the model amplifies this."""
 
 COMPUTED = ("X", "initial_h", "initial_c")
@@ -277,7 +277,7 @@ class ModelPair:
         """
         results, rng = list[list[Any]](), np.random.default_rng(0)
         with contextlib.suppress(OriginalFails):
-            while self.is_proved and self._on is None and len(results) < MOVES:
+            while self.is_proved and self._on is None and len(results) < ROUNDED_RUNS:
                 results.append(self.original_results({name: _moved(array, rng) for name, array in feeds.items()}))
         return results
 

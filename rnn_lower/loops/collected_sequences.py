@@ -38,7 +38,7 @@ def as_scan_outputs(model: ir.Model) -> None:
 def _kind(node: ir.Node, element: ir.Value, shape_info: ShapeInfo, opset: int) -> TensorInfo | None:
     """The element type and sizes of a value in the body of a Loop, or None if inference does not find the rank.
 
-    The states are taken to keep their shapes; onnx itself infers nothing from them, because these may change.
+    This assumes that the states keep their shapes; onnx itself infers nothing from them, because these may change.
     """
     body = node.attributes["body"].as_graph()
     inside = {value for inner in with_bodies(body) for value in inner.outputs}

@@ -24,7 +24,7 @@ from rnn_lower.streaming.repetition import filled_shape
 from rnn_lower.streaming.rules import RULES
 
 INSTEAD = {"Loop": "; only loops that compute an RNN, GRU or LSTM can be streamed"}
-"""What to do about operators without a rule."""
+"""What streaming supports of operators without a rule."""
 
 
 class CausalityAnalysis:

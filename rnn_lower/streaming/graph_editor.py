@@ -224,6 +224,14 @@ class GraphEditor:
         self.add_input(source, dtype, shape)
         return state, self.resettable(site, source, first, shape, rows)
 
+    def take_computed_state(
+        self, site: Site, what: str, index: int, shape: tuple[Size, ...], dtype: ir.DataType, rows: int | None
+    ) -> tuple[State, ir.Value]:  # fmt: skip
+        """A new state, and its current value: in the first chunk, the one that the model computes for this input."""
+        state, held = self.take_state(site, what, filled(shape, 0, dtype), shape, rows)
+        begun = self.has_begun(site, site.before, shape, rows)
+        return state, site.before.op("Where", begun, held, site.input(index), name=f"{what}_now")
+
     def has_begun(
         self, site: Site, b: GraphBuilder, shape: Sequence[Size], rows: int | None, begins: Operand = YES
     ) -> ir.Value:

@@ -11,7 +11,7 @@ from rnn_lower.errors import UnsupportedError
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.shapes.sizes import ONE, Size, size
 from rnn_lower.streaming.data_flow import inputs_of, outputs_of
-from rnn_lower.streaming.graph_editor import GraphEditor, Site, filled, put
+from rnn_lower.streaming.graph_editor import GraphEditor, Site, put
 from rnn_lower.streaming.initial_states import FromInput, is_computable, is_set_once
 from rnn_lower.streaming.lengths import count_down
 from rnn_lower.streaming.plan import State
@@ -65,9 +65,7 @@ class Recurrence:
                     _leave_to_caller(work, read, str(error))
                     return
                 work.notes.append(f"{error}, as that input is in the first chunk")
-                state, held = work.take_state(site, letter, filled(shape, 0, read.dtype), shape, rows)
-                begun = work.has_begun(site, site.before, shape, rows)
-                current = site.before.op("Where", begun, held, site.input(index), name=f"{letter}_now")
+                state, current = work.take_computed_state(site, letter, index, shape, read.dtype, rows)
             else:
                 state, current = work.take_state(site, letter, first, shape, rows)
         work.replace_input(site, index, current)

@@ -283,20 +283,16 @@ class Steps(Carried):
     def __call__(self, work: GraphEditor) -> None:
         site = work.at(self.node)
         for index, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True)):
-            initial, computed = self.node.inputs[index], None
+            initial, what = self.node.inputs[index], f"state{index}"
             try:
                 first, shape = work.first(site.owner, initial, shape, dtype)
+                state, current = work.take_state(site, what, first, shape, batch_axis(shape, 1))
             except FromInput as error:
                 final = self.node.outputs[index]
                 if initial is None or not is_set_once(work.document, work.infos, initial, final):
                     raise UnsupportedError(f"{error}; replace the input with a constant (--set INPUT=VALUE)") from None
-                first, computed = filled(shape, 0, dtype), site.input(index)
                 work.notes.append(f"{error}, as that input is in the first chunk")
-            rows = batch_axis(shape, 1)
-            state, current = work.take_state(site, f"state{index}", first, shape, rows)
-            if computed is not None:
-                begun = work.has_begun(site, site.before, shape, rows)
-                current = site.before.op("Where", begun, current, computed, name="now")
+                state, current = work.take_computed_state(site, what, index, shape, dtype, batch_axis(shape, 1))
             work.replace_input(site, index, current)
             final = site.output(index) if site.message.output[index] else site.divert("last", index)
             work.hand_on(site, final, state)
