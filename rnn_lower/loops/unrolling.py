@@ -74,7 +74,7 @@ class Unroller:
         trips, going, *states = self._inputs(node, env)
         body = node.attributes["body"].as_graph()
         limit = None if trips is None else self.items.array(trips)
-        if trips is not None and limit is None and _is_always_true(body):
+        if trips is not None and limit is None:
             raise NotCountedError("its trip count is unknown")
         if limit is not None and (limit.dtype.kind not in "iu" or limit.size != 1):
             raise NotCountedError("its trip count is not an integer")

@@ -45,7 +45,7 @@ def compared_numbers(comparisons: Iterable[ir.Node]) -> Iterator[int]:
     """Yield the constants that comparisons read, and their neighbours."""
     for array in (constant(value) for node in comparisons for value in node.inputs):
         if array is not None and array.size <= FEW:
-            yield from (int(n) + more for n in array.ravel() if abs(n) < 2**31 for more in (-1, 0, 1))
+            yield from (number + more for number in _numbers(array) for more in (-1, 0, 1))
 
 
 Known = Mapping[ir.Value | None, np.ndarray]

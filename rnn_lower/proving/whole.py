@@ -319,11 +319,11 @@ class _Comparison:
             yield Trial(len(cases), sizes, 0)
         for draw in range(LARGE_DRAWS if self.integers else 0):
             yield Trial(0, next(iter(self._usual_sizes()), cases[0]), draw, large=True)
-        comparing = [node for node, _ in nodes(model) if node.op_type in COMPARISONS]
+        comparing = [node for each in self.models for node, _ in nodes(each) if node.op_type in COMPARISONS]
         numbers = sorted(set(compared_numbers(comparing)))[:TRIED_NUMBERS]
         for number, name, draw in itertools.product(numbers, self.integers, range(NUMBER_DRAWS)):
-            if self.count and not self.untested[1]:
-                return
+            if draw and self.count and not self.untested[1]:
+                continue
             others = [case for case in (*cases, *longer) if draw == 0 and case not in self.ran]
             untested = len(self.untested[1])
             for index, case in enumerate((*self.ran, *others)):

@@ -428,7 +428,7 @@ def test_a_changed_unrolled_model_is_not_proved():
 
 
 REFUSED = {
-    "open": ("condition depends on input values or on unknown sizes", {}, {}),
+    "open": ("its trip count is unknown", {}, {}),
     "many": ("more nodes are allowed", {"max_nodes": 20}, {"N": 2, "T": 5}),
 }
 
@@ -440,6 +440,17 @@ def test_refused_by_name_with_what_works(what):
         rnn_lower.lower(keras_gru(), loops=True, dims=dims or None, **options)
     assert "Loop 'loop'" in str(found.value)
     assert "dims=" in str(found.value) or "max_nodes=" in str(found.value)
+
+
+def test_a_trip_count_that_an_input_decides_is_no_matter_of_the_condition():
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        main (float[2] x, int64 count) => (float[2] y) <bool go = {1}, int64 most = {4}> {
+            y = Loop (count, go, x) <body = step (int64 i, bool on, float[2] s) => (bool more, float[2] t) {
+                t = Tanh (s) more = Less (i, most)
+            }>
+        }""")
+    with pytest.raises(UnsupportedError, match=r"trip count is unknown, because it depends on .* input 'count'"):
+        rnn_lower.lower(model, loops=True)
 
 
 def test_loops_are_listed(tmp_path, capsys):
