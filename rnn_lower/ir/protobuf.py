@@ -59,6 +59,11 @@ def names_of(holder: Holder) -> set[str]:
     return found
 
 
+def all_names_of(holder: Holder) -> set[str]:
+    """All names in a graph and its bodies."""
+    return set[str]().union(*map(names_of, graphs_in(holder)))
+
+
 def names_read_by(node: onnx.NodeProto) -> set[str]:
     """The names that a node reads, also those that its bodies read from outside."""
     names = {*node.input}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterable
 
 import onnx_ir as ir
@@ -9,6 +10,7 @@ import onnx_ir as ir
 from rnn_lower.ir.traits import DATA_MOVEMENT
 from rnn_lower.ir.walk import constant, integers, nodes, subgraphs
 from rnn_lower.lowering.node import RecurrentNode
+from rnn_lower.shapes.shape_info import plain_dim
 
 
 def _closure(value: ir.Value, step: Callable[[ir.Value], Iterable[ir.Value]]) -> set[ir.Value]:
@@ -80,3 +82,13 @@ def has_one_step(node: RecurrentNode) -> bool:
     axes = integers(maker, "axes", 1, constant) or ()
     time = 1 if node.layout else 0
     return time in axes or time - 3 in axes
+
+
+def may_feed(output: ir.Value, initial: ir.Value) -> bool:
+    """Whether an output may have the shape of an input that takes it, by their declarations."""
+    if output.shape is None or initial.shape is None:
+        return True
+    ours, theirs = ([plain_dim(dim) for dim in shape] for shape in (output.shape, initial.shape))
+    sized = all(a == b for a, b in zip(ours, theirs, strict=False) if isinstance(a, int) and isinstance(b, int))
+    moved = ours != theirs and None not in ours and collections.Counter(ours) == collections.Counter(theirs)
+    return sized and not moved and len(ours) == len(theirs)

@@ -22,6 +22,7 @@ from rnn_lower.lowering.node import display_name
 from rnn_lower.modelio.document import Document
 from rnn_lower.shapes.sizes import ONE, Size
 from rnn_lower.streaming.axis_info import AxisInfo, old_opset
+from rnn_lower.streaming.data_flow import may_feed
 from rnn_lower.streaming.initial_states import FromInput, evaluate
 from rnn_lower.streaming.plan import State, is_batch
 
@@ -127,10 +128,11 @@ class GraphEditor:
 
     def pair_left(self) -> None:
         """Make a state of each input that the caller provides and that one output returns."""
-        inputs = {value.name: value for value in self.document.model.graph.inputs}
+        graph = self.document.model.graph
+        inputs, outputs = ({value.name: value for value in values} for values in (graph.inputs, graph.outputs))
         for name in sorted(self.left):
             value, (back, node) = inputs[name], self.back[name]
-            if len(back) == 1 and value.dtype is not None:
+            if len(back) == 1 and value.dtype is not None and may_feed(outputs[min(back)], value):
                 self.left.remove(name)
                 self.states.append(State(name, min(back), (), value.dtype.name, node, None))
 
@@ -387,7 +389,7 @@ class GraphEditor:
 
 def graph_builder(model: onnx.ModelProto, scope: str, names: Names | None = None) -> GraphBuilder:
     """A builder for nodes of the main graph of a protobuf model; `put_around` inserts them."""
-    names = names or Names(name for holder in protobuf.holders(model) for name in protobuf.names_of(holder))
+    names = names or Names(name for root in (model.graph, *model.functions) for name in protobuf.all_names_of(root))
     pool = ConstantPool(names, model.ir_version < 4)
     return GraphBuilder(opset_of(model) or 0, ir.DataType.FLOAT, names, pool, scope)
 

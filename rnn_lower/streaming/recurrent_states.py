@@ -10,7 +10,7 @@ import onnx_ir as ir
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.shapes.sizes import ONE, Size, size
-from rnn_lower.streaming.data_flow import inputs_of, outputs_of
+from rnn_lower.streaming.data_flow import inputs_of, may_feed, outputs_of
 from rnn_lower.streaming.graph_editor import GraphEditor, Site, put
 from rnn_lower.streaming.initial_states import FromInput, is_computable, is_set_once
 from rnn_lower.streaming.lengths import count_down
@@ -126,22 +126,23 @@ def _leave_to_caller(work: GraphEditor, read: RecurrentNode, reason: str) -> Non
     for letter in read.operator.states:
         start, final = read.inputs.get(f"initial_{letter}"), read.outputs.get(f"Y_{letter}")
         initial = None if start is None else _reshaped_input(start)
-        if initial is not None and (final is None or not outputs_of(model, final)):
+        returned = set() if final is None else outputs_of(model, final)
+        if initial is not None and not any(may_feed(value, initial) for value in returned):
             _add_final_output(work, read, letter, initial)
             continue
         if start is not None and start.is_graph_input() and start.is_initializer():
             raise UnsupportedError(
                 f"{reason}, which has a default; remove its initializer, or make it a constant (--set)"
             )
-        is_read, is_returned = start and inputs_of(model, start), final and outputs_of(model, final)
-        if start is None or final is None or not is_read or not is_returned:
+        is_read = start and inputs_of(model, start)
+        if start is None or final is None or not is_read or not returned:
             fixed = ", or replace the input with a constant (--set INPUT=VALUE)"
-            lost = "" if is_returned else ", and the model does not return the final state of the node unchanged"
+            lost = "" if returned else ", and the model does not return the final state of the node unchanged"
             raise UnsupportedError(
                 f"{reason}{lost}; use a separate input as the initial state of the node"
                 f"{fixed if start is None or is_computable(start) else ''}"
             )
-        back = {str(out.name) for out in outputs_of(model, final)}
+        back = {str(value.name) for value in returned}
         for initial in inputs_of(model, start):
             work.left.add(str(initial.name))
             work.back.setdefault(str(initial.name), (set(), read.describe()))[0].update(back)

@@ -178,6 +178,33 @@ def test_parts_of_a_state_are_handed_on():
         rnn_lower.StreamingSession(rnn_lower.stream(model, axis="T"))
 
 
+SHAPES_OF_STATES = {
+    "of the same shape": ("N,4", "Unsqueeze (s, zero)", "last = Squeeze (h, zero)", "N,4", "last"),
+    "of another rank": ("N,4", "Unsqueeze (s, zero)", "last = Identity (h)", "1,N,4", "y/h_out"),
+    "moved back": ("N,1,4", "Transpose <perm = [1, 0, 2]> (s)", "last = Transpose <perm = [1, 0, 2]> (h)", "N,1,4", "last"),
+    "not moved back": ("N,1,4", "Transpose <perm = [1, 0, 2]> (s)", "last = Identity (h)", "1,N,4", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SHAPES_OF_STATES)
+def test_an_output_that_cannot_be_the_next_state_is_none(kind):
+    """The caller's state and the final state that the model returns may differ in their shapes."""
+    given, first, last, returned, output = SHAPES_OF_STATES[kind]
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[T,N,4] x, float[{given}] s)
+        => (float[T,1,N,4] y, float[{returned}] last) <int64[1] zero = {{0}}> {{
+            b = {first} y, h = GRU <hidden_size = 4> (x, W, R, , , b) {last} }}""")
+    for name in "WR":
+        weights = np.random.default_rng(1).uniform(-1, 1, (1, 12, 4)).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(weights, name))
+    made = rnn_lower.stream(model, axis="T")
+    if output is None:
+        with pytest.raises(rnn_lower.RnnLowerError, match="input 's' is a state"):
+            rnn_lower.StreamingSession(made)
+        return
+    assert [state.output for state in rnn_lower.StreamingSession(made).plan.states] == [output]
+    assert rnn_lower.prove_streaming(model, made).ok
+
+
 FIRST = {
     "of a speaker": ("float[N,5] s", "e = MatMul (s, E) h = Unsqueeze (e, zero) Y = GRU <hidden_size = 4> (x, W, R, , , h)"),
     "moved": ("float[N,4] s", "h = Unsqueeze (s, zero) Y = GRU <hidden_size = 4> (x, W, R, , , h) z = Neg (s)"),
