@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from rnn_lower.builder.names import Names
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.errors import RnnLowerError, one_line
 from rnn_lower.ir import protobuf
@@ -139,20 +140,21 @@ def _is_bfloat16(array: Any) -> bool:
 
 def _bridged(model: onnx.ModelProto) -> onnx.ModelProto:
     """Pass bfloat16 inputs and outputs as float32 through Casts, because onnxruntime's Python API has no bfloat16."""
-    graph, casts = model.graph, dict[str, list[onnx.NodeProto]](input=[], output=[])
+    graph, unused = model.graph, Names(protobuf.all_names_of(model.graph))
+    casts = dict[str, list[onnx.NodeProto]](input=[], output=[])
     defaults = {tensor.name: tensor for tensor in graph.initializer}
     for side, nodes in casts.items():
         for value in getattr(graph, side):
             if value.type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16:
                 value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
-                names, to = [f"{value.name}/float", value.name], onnx.TensorProto.BFLOAT16
+                names, to = [unused.unique(f"{value.name}/float"), value.name], onnx.TensorProto.BFLOAT16
                 if side == "output":
                     names, to = names[::-1], onnx.TensorProto.FLOAT
                 elif value.name in defaults:
                     numbers = onnx.numpy_helper.to_array(defaults[value.name]).astype(np.float32)
                     defaults[value.name].CopyFrom(onnx.numpy_helper.from_array(numbers, names[0]))
                 nodes.append(onnx.helper.make_node("Cast", names[:1], names[1:], to=to))
-                value.name += "/float"
+                value.name = names[side == "output"]
     if any(casts.values()):
         nodes = [*casts["input"], *graph.node, *casts["output"]]
         del graph.node[:]

@@ -81,13 +81,13 @@ def _record(model: ir.Model, line: str) -> None:
 
 def _legalize(model: ir.Model, target: Target, everything: bool) -> int:
     """Replace nodes, and return their number. everything: also those that rnn_lower did not make."""
-    names, count = Names(used_names(model)), 0
+    count, unsupported = 0, list(_unsupported(model, target, ShapeInfo(model)))
+    if everything and any(node.op_type in SEQUENCES for node, *_ in unsupported):
+        count = without_sequences(model)
+        unsupported = list(_unsupported(model, target, ShapeInfo(model)))
+    names = Names(used_names(model))
     constants = ModelConstants(model, names)
     fixed, read = model.meta.get(FIXED, {}), list[ir.Value | None]()
-    unsupported = list(_unsupported(model, target, ShapeInfo(model)))
-    if everything and any(node.op_type in SEQUENCES for node, *_ in unsupported):
-        count += without_sequences(model)
-        unsupported = list(_unsupported(model, target, ShapeInfo(model)))
     for node, scope, checker in unsupported:
         if not (everything or _is_own(node, model)):
             continue

@@ -6,6 +6,7 @@ onnx_ir does not represent everything in a protobuf model, and need not: the vie
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
@@ -254,6 +255,8 @@ class Document:
             protobuf.remove_if(proto.value_info, lambda info: info.name in gone)
         if isinstance(graph, ir.Graph):
             self._write_values(graph, proto, new, keep)
+        if new:
+            _check_unique(proto)
 
     def _proto_of(self, node: ir.Node) -> onnx.NodeProto:
         """The protobuf of a node: the message of the file, if any, with the current input names."""
@@ -316,6 +319,17 @@ class Document:
 def _defined(proto: onnx.GraphProto | onnx.FunctionProto) -> set[str]:
     """The names of the values that the nodes of a graph compute."""
     return {name for node in proto.node for name in node.output}
+
+
+def _check_unique(proto: protobuf.Holder) -> None:
+    """Raise RnnLowerError if two values of a graph have one name, so that a node would read the wrong one."""
+    names = collections.Counter(name for node in proto.node for name in node.output if name)
+    if isinstance(proto, onnx.FunctionProto):
+        names.update(proto.input)
+    else:
+        names.update({*(value.name for value in proto.input), *(tensor.name for tensor in proto.initializer)})
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise RnnLowerError(f"the new model would give two values the name '{twice[0]}'; rename that of the original")
 
 
 def _read(proto: onnx.ModelProto) -> ir.Model:

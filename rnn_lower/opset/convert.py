@@ -81,7 +81,7 @@ def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None =
                 imports[domain] = opset
     for node, scope in [*nodes(model)]:
         if node.op_type == "Constant" and node.domain == "" and isinstance(scope.graph, ir.Graph):
-            _move_integers(node, scope.graph, opset)
+            _move_integers(node, scope.graph, opset, names)
 
 
 def converted(document: Document, opset: int) -> Document:
@@ -349,7 +349,7 @@ def _put_in_place(
     return list(zip(old_values, new_values, strict=True))
 
 
-def _move_integers(node: ir.Node, graph: ir.Graph, opset: int) -> None:
+def _move_integers(node: ir.Node, graph: ir.Graph, opset: int, names: Names) -> None:
     """Replace a Constant whose type its opset does not have, such as integers before 9, with an initializer."""
     old, tensor, schema = node.outputs[0], known_tensor(node.outputs[0]), schema_of("Constant", opset)
     if tensor is None or schema is None or f"tensor({tensor.dtype.name.lower()})" in schema.outputs[0].types:
@@ -357,7 +357,7 @@ def _move_integers(node: ir.Node, graph: ir.Graph, opset: int) -> None:
     named = ir.tensor(tensor.numpy(), tensor.dtype, name=old.name)
     new = ir.Value(name=old.name, type=old.type, shape=ir.Shape(tensor.shape.numpy()), const_value=named)
     if old.is_graph_output():  # which an initializer must not be
-        new.name = named.name = f"{old.name}/constant"
+        new.name = named.name = names.unique(f"{old.name}/constant")
         copy = ir.Node("", "Identity", [new], name=node.name)
         substitute([node], [copy], [old], copy.outputs)
     else:

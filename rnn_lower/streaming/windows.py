@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from rnn_lower.builder.names import Names
 from rnn_lower.errors import UnsupportedError
+from rnn_lower.ir.walk import used_names
 from rnn_lower.shapes.sizes import ONE, Size
 from rnn_lower.streaming import reshaping
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
@@ -33,26 +35,26 @@ class PaddedError(UnsupportedError):
 
     def split(self, model: ir.Model) -> None:
         node = next(node for node in model.graph.all_nodes() if node.outputs[0].name == self._name)
-        self._split(node, *self._arguments)
+        self._split(node, Names(used_names(model)), *self._arguments)
 
 
-def _constants(name: str, *lists: Sequence[int]) -> list[ir.Node]:
+def _constants(name: str, names: Names, *lists: Sequence[int]) -> list[ir.Node]:
     """A Constant node for each list of integers; their outputs are called after the value `name`."""
-    return [
-        ir.node(
-            "Constant", [], {"value": ir.tensor(np.array(each, np.int64))}, outputs=[ir.Value(name=f"{name}/cut_{k}")]
-        )
-        for k, each in enumerate(lists)
-    ]
+    outputs = [ir.Value(name=names.unique(f"{name}/cut_{k}")) for k in range(len(lists))]
+    tensors = [ir.tensor(np.array(each, np.int64)) for each in lists]
+    pairs = zip(tensors, outputs, strict=True)
+    return [ir.node("Constant", [], {"value": tensor}, outputs=[output]) for tensor, output in pairs]
 
 
-def _cut_before(node: ir.Node, axis: int, pads: Sequence[int]) -> None:
+def _cut_before(node: ir.Node, names: Names, axis: int, pads: Sequence[int]) -> None:
     """Move the cropping of a Pad to a Slice before it."""
     x, name, behind = node.inputs[0], str(node.outputs[0].name), axis + len(pads) // 2
     left = [max(n, 0) if k in (axis, behind) else n for k, n in enumerate(pads)]
-    numbers = _constants(name, [max(-pads[axis], 0)], [min(pads[behind], 0) or 2**63 - 1], [axis], left)
+    numbers = _constants(name, names, [max(-pads[axis], 0)], [min(pads[behind], 0) or 2**63 - 1], [axis], left)
     ends = [number.outputs[0] for number in numbers]
-    cut = ir.node("Slice", [x, *ends[:3]], name=f"{node.name}/cut", outputs=[ir.Value(name=f"{name}/rest")])
+    cut = ir.node(
+        "Slice", [x, *ends[:3]], name=f"{node.name}/cut", outputs=[ir.Value(name=names.unique(f"{name}/rest"))]
+    )
     node.replace_input_with(0, cut.outputs[0])
     node.replace_input_with(1, ends[3])
     if len(node.inputs) > 3:
@@ -61,7 +63,7 @@ def _cut_before(node: ir.Node, axis: int, pads: Sequence[int]) -> None:
     node.graph.insert_before(node, [*numbers, cut])
 
 
-def _cut_behind(node: ir.Node, axis: int) -> None:
+def _cut_behind(node: ir.Node, names: Names, axis: int) -> None:
     """Move the cropping of a ConvTranspose to a Slice after it."""
     name = str(node.outputs[0].name)
     pads = list(node.attributes["pads"].as_ints())
@@ -69,8 +71,8 @@ def _cut_behind(node: ir.Node, axis: int) -> None:
     ends = pads[index], -pads[index + count] or 2**63 - 1, axis
     pads[index] = pads[index + count] = 0
     node.attributes["pads"] = ir.AttrInt64s("pads", pads)
-    output, whole = node.outputs[0], ir.Value(name=f"{name}/whole", type=node.outputs[0].type)
-    numbers = _constants(name, *([n] for n in ends))
+    output, whole = node.outputs[0], ir.Value(name=names.unique(f"{name}/whole"), type=node.outputs[0].type)
+    numbers = _constants(name, names, *([n] for n in ends))
     cut = ir.node("Slice", [whole, *(number.outputs[0] for number in numbers)], name=f"{node.name}/cut")
     output.replace_all_uses_with(cut.outputs[0], replace_graph_outputs=True)
     cut.outputs[0].name, output.name, cut.outputs[0].type = name, whole.name, output.type

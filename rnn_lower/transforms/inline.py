@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import onnx
 import onnx.inliner
 
+from rnn_lower.builder.names import Names
 from rnn_lower.errors import UnsupportedError, one_line
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
@@ -50,10 +51,10 @@ def _key(function: onnx.FunctionProto) -> Name:
 
 
 def _own_outputs(function: onnx.FunctionProto) -> None:
-    seen_names = set(function.input)
+    seen_names, names = set(function.input), Names(protobuf.all_names_of(function))
     for index, name in enumerate(function.output):
         if name in seen_names:
-            function.output[index] = f"{name}/as_output_{index}"
+            function.output[index] = names.unique(f"{name}/as_output_{index}")
             function.node.add(op_type="Identity", input=[name], output=[function.output[index]])
         seen_names.add(function.output[index])
 

@@ -7,7 +7,8 @@ import itertools
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.walk import get_attribute, known_tensor, nodes
+from rnn_lower.builder.names import Names
+from rnn_lower.ir.walk import get_attribute, known_tensor, nodes, used_names
 
 SEQUENCES = ("ConcatFromSequence", "SequenceAt", "SequenceConstruct", "SplitToSequence")
 """Operators that make or read sequences."""
@@ -24,14 +25,14 @@ def without_sequences(model: ir.Model) -> int:
 
     Returns the number of replaced nodes.
     """
-    count = 0
+    count, names = 0, Names(used_names(model))
     for node in [node for node, _ in nodes(model) if node.op_type == "SplitToSequence"]:
         users = [user for user, _ in node.outputs[0].uses()]
         indices = [known_tensor(user.inputs[1]) if user.op_type == "SequenceAt" else None for user in users]
         if node.graph is None or None in indices or node.outputs[0].is_graph_output():
             continue
-        numbers = [-1 if index is None else int(index.numpy()) for index in indices]
-        parts = [_part(node, user, number) for user, number in zip(users, numbers, strict=True)]
+        numbers = [-1 if index is None else int(index.numpy().item()) for index in indices]
+        parts = [_part(node, user, number, names) for user, number in zip(users, numbers, strict=True)]
         for user, made in zip(users, parts, strict=True) if all(parts) else ():
             assert user.graph is not None
             output, part = user.outputs[0], made[-1].outputs[0]
@@ -45,13 +46,13 @@ def without_sequences(model: ir.Model) -> int:
     return count
 
 
-def _part(node: ir.Node, user: ir.Node, index: int) -> list[ir.Node]:
+def _part(node: ir.Node, user: ir.Node, index: int, names: Names) -> list[ir.Node]:
     """The nodes that compute one part, the part last; none if its bounds are unknown."""
     x, axis = node.inputs[0], get_attribute(node, "axis", ir.AttributeType.INT, 0)
     prefix, given = user.outputs[0].name, node.inputs[1] if len(node.inputs) > 1 else None
     sizes = known_tensor(given)
     if given is None and not get_attribute(node, "keepdims", ir.AttributeType.INT, 1):
-        position = _constant(index, f"{prefix}/index")
+        position = _constant(index, names.unique(f"{prefix}/index"))
         return [position, ir.node("Gather", [x, position.outputs[0]], {"axis": axis}, name=user.name)]
     if given is not None and sizes is None:
         return []
@@ -59,7 +60,7 @@ def _part(node: ir.Node, user: ir.Node, index: int) -> list[ir.Node]:
     if bounds is None:
         return []
     numbers = zip(("start", "end", "axis"), (*bounds, axis), strict=True)
-    parts = [_constant([number], f"{prefix}/{what}") for what, number in numbers]
+    parts = [_constant([number], names.unique(f"{prefix}/{what}")) for what, number in numbers]
     return [*parts, ir.node("Slice", [x, *(part.outputs[0] for part in parts)], name=user.name)]
 
 

@@ -273,6 +273,15 @@ def test_parts_of_a_sequence_are_slices(parts, target):
     assert rnn_lower.prove(model, lowered)
 
 
+def test_the_index_of_a_part_may_be_a_list_of_one():
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[6,4] x) => (float[u,4] y)
+        <int64[1] one = {1}, int64 three = {3}> { s = SplitToSequence <axis = 0> (x, three) y = SequenceAt (s, one) }""")
+    lowered = rnn_lower.lower(model, target="tract", legalize_all=True)
+    assert {node.op_type for node in lowered.graph.node} == {"Constant", "Slice"}
+    feeds = {"x": np.arange(24, dtype=np.float32).reshape(6, 4)}
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+
+
 def test_allowzero_of_a_computed_shape_without_zeros_is_dropped():
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[2,2,3] x, float[3,4] z) => (float[3,4] y)
         { s = Shape (z) y = Reshape <allowzero = 1> (x, s) }""")
