@@ -13,7 +13,7 @@ import onnx_ir as ir
 from rnn_lower import untrusted
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.modelio.arrays import write_arrays
+from rnn_lower.modelio.arrays import read_arrays, write_arrays
 from rnn_lower.modelio.files import write_bytes
 from rnn_lower.proving.model_inputs import required_inputs
 
@@ -30,8 +30,7 @@ def load_inputs(source: Mapping[str, Any] | str | os.PathLike[str], model: ir.Mo
             raise RnnLowerError(f"inputs must map names to arrays; {error}") from None
     else:
         try:
-            with np.load(untrusted.plain(source), allow_pickle=False) as archive:
-                feeds = {name: archive[name] for name in archive.files}
+            feeds = read_arrays(untrusted.plain(source))
         except OSError as error:
             raise RnnLowerError(f"{os.fspath(source)}: cannot be read as .npz: {error.strerror or error}") from None
         except Exception:  # zip, pickle and numpy raise different exceptions

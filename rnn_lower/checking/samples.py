@@ -22,7 +22,7 @@ from rnn_lower.ir.walk import get_attribute, sources
 from rnn_lower.lowering.node import RecurrentNode, axes_of
 from rnn_lower.proving.model_inputs import has_rank, overridable_inputs, required_inputs
 from rnn_lower.shapes.expressions import evaluated, names_in
-from rnn_lower.shapes.required_sizes import required_sizes
+from rnn_lower.shapes.required_sizes import exported_sizes, required_sizes
 from rnn_lower.shapes.shape_info import Symbol, symbol
 
 Feeds = dict[str, np.ndarray]
@@ -156,6 +156,7 @@ class Samples:
         self.expressions = {name: parts for name in names if (parts := names_in(name)) and parts <= names}
         self.grown = self._grown_axes()
         self._accepted_sizes: dict[Symbol, int] = {}
+        self.exported = {self.ties.find(name): size for name, size in exported_sizes(model).items()}
 
     def _grown_axes(self) -> dict[str, int]:
         """The axis of each input that may need to be long: a free last axis, else the last free one."""
@@ -172,11 +173,13 @@ class Samples:
         """The sets of inputs to try for run number `index`, until the model runs with one.
 
         After independent sizes come those that worked before, then equal ones, for models that tie dimensions without
-        declaring it or divide them, then, until a run has worked, longer and longer last axes, for models of audio.
+        declaring it or divide them, then, until a run has worked, the sizes of the export, and longer and longer last
+        axes, for models of audio.
         """
         known, commons = self._accepted_sizes, [SIZES[(index + step) % len(SIZES)] for step in (1, 3)]
         plans = [_Plan(), _Plan(known=known) if known else _Plan(common=commons[0]), _Plan(known=known, positive=True)]
         plans += [_Plan(common=commons[0] if known else 8), _Plan(), _Plan(common=commons[1])]
+        plans += [_Plan(known=self.exported)] if self.exported and not known else []
         plans += [_Plan(last=size) for size in (() if known else GROWN)]  # which may take all memory
         plans += [_Plan(), _Plan(common=1), _Plan(common=8), _Plan(known=known)]
         for attempt, plan in enumerate(plans):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Mapping
 from typing import BinaryIO
@@ -12,6 +13,15 @@ from rnn_lower.errors import RnnLowerError
 
 LONGEST = 65_000
 """The most bytes of a name within a zip archive, without the extension."""
+
+
+def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file by name. numpy itself takes the name 'x.npy' for that of the file which holds 'x'.
+
+    Raises an error of any type for a file that is none.
+    """
+    with np.load(path, allow_pickle=False) as archive:
+        return {member.removesuffix(".npy"): np.asarray(archive[member]) for member in archive.zip.namelist()}
 
 
 def write_arrays(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:

@@ -13,7 +13,7 @@ from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import constant, is_quantized
 from rnn_lower.lowering.node import Dim
 from rnn_lower.shapes.expressions import names_in, solution
-from rnn_lower.shapes.shape_info import ShapeInfo, symbol
+from rnn_lower.shapes.shape_info import ShapeInfo, Symbol, symbol
 from rnn_lower.transforms.strip_weights import outline_of
 
 _RECURRENT = ((0, -1, 1, -1), (5, -1, 2, -1), (6, -1, 2, -1))
@@ -53,6 +53,23 @@ def required_sizes(model: ir.Model) -> Mapping[str, tuple[int, ...]]:
     return {**{name: (n, 1) for name, n in broadcast.items() if n > 1}, **{name: (n,) for name, n in required.items()}}
 
 
+def exported_sizes(model: ir.Model) -> Mapping[Symbol, int]:
+    """The sizes that a Reshape to constant sizes gives to axes which declarations leave open.
+
+    Exporters write the sizes of their example so; the model may run with no others.
+    """
+    shaped = ((node.outputs[0], constant(node.inputs[1])) for node in model.graph if _has_target(node))
+    return {
+        symbol(value, axis): int(target[axis])
+        for value, target in shaped if target is not None and target.size == len(value.shape or ())
+        for axis in range(target.size) if target[axis] > 0
+    }  # fmt: skip
+
+
+def _has_target(node: ir.Node) -> bool:
+    return node.op_type == "Reshape" and node.domain in DEFAULT_DOMAINS and len(node.inputs) > 1
+
+
 def _named_outline(model: ir.Model) -> onnx.ModelProto | None:
     """The model without weights, in which all free sizes of the inputs have names; None if there are none."""
     axes = [(value, axis) for value in model.graph.inputs for axis in range(len(value.shape or ()))]
@@ -78,7 +95,7 @@ def _equal(node: ir.Node, shapes: Shapes) -> Iterator[tuple[Dim, Dim]]:
         yield size(0, 1), channels * node.attributes.get_int("group", 1) if isinstance(channels, int) else None
     elif node.op_type == "Gemm":
         yield size(0, 1 - node.attributes.get_int("transA", 0)), size(1, node.attributes.get_int("transB", 0))
-    elif node.op_type == "Reshape" and len(node.inputs) > 1:
+    elif _has_target(node):
         yield from _reshaped(shapes[0], constant(node.inputs[1]))
     for operand, axis, other, its_axis in EQUAL.get(node.op_type, ()):
         yield size(operand, axis), size(other, its_axis)

@@ -393,6 +393,18 @@ def test_counterexamples_of_any_name_and_type(name, dtype, tmp_path):
     assert not rnn_lower.check(add(0), add(1), inputs=path).ok
 
 
+def test_an_input_that_is_named_like_the_file_of_another(tmp_path):
+    models = [
+        onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+            main (float[2] x, float[3] "x.npy") => (float[2] y) <float n = {{{n}}}> {{
+                sum = ReduceSum <keepdims = 0> ("x.npy") more = Add (sum, n) y = Mul (x, more)
+            }}""")
+        for n in ("0.0", "1.0")
+    ]  # fmt: skip
+    assert not rnn_lower.check(*models, counterexample=tmp_path / "c.npz").ok
+    assert not rnn_lower.check(*models, inputs=tmp_path / "c.npz").ok
+
+
 def test_a_full_disk_keeps_the_old_counterexample(tmp_path, monkeypatch, capsys):
     model, _ = build(Case("GRU", 17, T=4))
     onnx.save(model, tmp_path / "a.onnx")

@@ -145,6 +145,19 @@ def test_sizes_that_weights_require(op, name):
     assert shape[-1] == FEATURES or (op == "Add" and shape[-1] == 1)
 
 
+def test_sizes_that_an_exporter_wrote_into_a_reshape():
+    """A model whose sizes were integers when it was exported runs with no others."""
+    sizes = [("rows", (24, H)), ("back", (2, 12, H))]
+    weights = [numpy_helper.from_array(np.array(numbers), name) for name, numbers in sizes]
+    nodes = [helper.make_node("Reshape", ["x", "rows"], ["flat"]), helper.make_node("Reshape", ["flat", "back"], ["y"])]
+    inputs, outputs = (
+        [helper.make_tensor_value_info(name, FLOAT, ["batch", "time", H])] for name in ("x", "y")
+    )  # fmt: skip
+    graph = helper.make_graph(nodes, "g", inputs, outputs, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert rnn_lower.check(model, model).ok
+
+
 def test_a_size_of_1_that_is_broadcast_is_sampled_as_well():
     """A sum and 5 means are the same for 5 elements, and not for the one that a row of 5 may be added to."""
     models = [

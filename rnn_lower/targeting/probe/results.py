@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from rnn_lower.errors import RnnLowerError
+from rnn_lower.modelio.arrays import read_arrays
 from rnn_lower.targeting.probe.manifest import KitCase, Manifest, Tensor
 
 RIGHT, WRONG, ERROR = "right", "wrong", "error"
@@ -161,5 +162,4 @@ def _result(results: Path, case: KitCase, output: Tensor) -> np.ndarray:
     path = _archive(results, case)
     if not path.is_file():
         return np.asarray(np.load(results / case.case / f"{output.name}.npy", allow_pickle=False))
-    with np.load(path, allow_pickle=False) as archive:
-        return np.asarray(archive[output.name])
+    return np.asarray(read_arrays(path)[output.name])
