@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 
 import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import LOOPS
 from rnn_lower.ir.traits import MEASURING
-from rnn_lower.ir.walk import Scope, constant, nodes, subgraphs
+from rnn_lower.ir.walk import Scope, constant, nodes, subgraphs, upstream
 from rnn_lower.proving.call import OutOfScopeError, cast_type
 from rnn_lower.proving.element_types import WIDE_INTEGERS
 from rnn_lower.proving.whole_evaluator import COMPARE, COMPARISONS
@@ -29,6 +29,9 @@ OF_STEPS = ("Add", "Cast", "Concat", "Identity", "Neg", "Reshape", "Squeeze", "S
 
 OF_SIZES = (*OF_STEPS, *COMPARISONS, *MEASURING, "And", "Expand", "Gather", "Not", "Or", "ReduceMax", "Slice", "Split")
 """Operators that may compute what a loop adds to the number of a step, or compares it with."""
+
+COPIED = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+"""Operators that hand on an integer of the caller."""
 
 WIDE = (*WIDE_INTEGERS, ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """The types that represent every number of a step; others wrap around or round."""
@@ -85,7 +88,20 @@ def all_thresholds(model: ir.Model) -> set[int]:
     Raises OutOfScopeError if a loop may count otherwise than by adding and comparing.
     """
     known = known_values(model)
-    return {*_counted_numbers(model, known), _most_steps(model, known)}
+    counting = [node for node, _ in nodes(model) if not _compares_inputs(node, {*model.graph.inputs})]
+    of = {value for node in counting for value in node.outputs}
+    return {*_counted_numbers(model, known, of), _most_steps(model, known)}
+
+
+def _compares_inputs(node: ir.Node, inputs: Collection[ir.Value]) -> bool:
+    """Whether a node compares integers of the caller with constants, which the proof gives to these inputs."""
+
+    def copied(maker: ir.Node, _: int) -> Sequence[ir.Value | None]:
+        return maker.inputs[:1] if maker.op_type in COPIED else ()
+
+    read = [each for each in upstream(node.inputs, copied) if constant(each) is None]
+    given = [each for each in read if (maker := each.producer()) is None or maker.op_type not in COPIED]
+    return node.op_type in COMPARISONS and all(each in inputs and _is_integer(each) for each in given)
 
 
 def known_values(model: ir.Model) -> Known:

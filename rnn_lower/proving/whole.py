@@ -319,8 +319,7 @@ class _Comparison:
             yield Trial(len(cases), sizes, 0)
         for draw in range(LARGE_DRAWS if self.integers else 0):
             yield Trial(0, next(iter(self._usual_sizes()), cases[0]), draw, large=True)
-        comparing = [node for each in self.models for node, _ in nodes(each) if node.op_type in COMPARISONS]
-        numbers = sorted(set(compared_numbers(comparing)))[:TRIED_NUMBERS]
+        numbers = sorted(self._compared_numbers())
         for number, name, draw in itertools.product(numbers, self.integers, range(NUMBER_DRAWS)):
             if draw and self.count and not self.untested[1]:
                 continue
@@ -331,6 +330,15 @@ class _Comparison:
                 yield Trial(len(cases) + index, case, draw, {name: number})
                 if self.count > count and len(self.untested[1]) == untested:
                     break
+
+    def _compared_numbers(self) -> set[int]:
+        """The constants with which a model compares what depends on integers of the caller, and their neighbours."""
+        dependent = set[ir.Value | None]().union(*(flow.elements for flow in self.flows))
+        comparing = [node for model in self.models for node, _ in nodes(model) if node.op_type in COMPARISONS]
+        numbers = {*compared_numbers(node for node in comparing if not dependent.isdisjoint(node.inputs))}
+        if len(numbers) > TRIED_NUMBERS:
+            raise OutOfScopeError(f"the models compare integers with more than {TRIED_NUMBERS // 3} constants")
+        return numbers
 
     def _drawn(self, trial: Trial, field: Field) -> tuple[dict[str, Array], dict[str, Array]]:
         """All inputs of a trial, and those of them that override a default."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import onnx
 import pytest
 from judge import proved_as_wholes
@@ -114,6 +116,24 @@ CHOICES = {
     "what is done with it": (16000, 16000, "u = Mul (h, h)", "v = Neg (h)"),
     "what is done else": (16000, 16000, "u = Add (h, h)", "v = Mul (h, h)"),
 }
+
+
+def rated(steps: str, number: int) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 17]>
+        main (float[N, 3] x, int64[1] rate) => (y) <int64 n = {{{number}}}> {{
+            {steps}
+            one = Squeeze (rate) low = Equal (one, n) y = Where (low, h, x)
+        }}""")
+
+
+def test_integers_of_the_caller_are_no_sizes():
+    """A number that no size may have does not keep a loop from being proved, and counts all the same."""
+    before, after, other = (
+        Document(rated(steps, number)) for steps, number in ((LOOP, 16000), (UNROLLED, 16000), (UNROLLED, 8000))
+    )
+    assert prove_whole(before, after, 2, 0, math.inf, exact_sizes=True).ok
+    assert not prove_whole(before, other, 2, 0, math.inf, exact_sizes=True).ok
 
 
 @pytest.mark.parametrize("what", CHOICES)
