@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import onnx
@@ -16,6 +17,9 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.proving import reference
 
 INDEX = "rnn_lower.index"
+W, R = 1, 2
+"""The inputs of a node that are its weights."""
+
 STEPS = 3
 """The fewest steps that test a recurrence: a wrong state shows in the third step."""
 
@@ -33,37 +37,37 @@ class NodeRuns:
     """Observes the recurrent nodes of a model, in the order of `inspect`, on the reference evaluator.
 
     Runtimes do not report the inputs of nodes. A run of a direction shows in the outputs if they no longer agree with
-    other recurrent weights of it. Nothing is observed if the evaluator cannot run the model. agree: whether two results
-    are the same within the tolerance.
+    other weights of it, either for the input or for the state. Nothing is observed if the evaluator cannot run the
+    model. agree: whether two results are the same within the tolerance.
     """
 
     def __init__(self, document: Document, nodes: list[RecurrentNode], agree: Agree) -> None:
         self._document, self._nodes, self._agree = document, nodes, agree
         self._runs: dict[int, set[NodeRun]] = {}
-        self._shown: dict[tuple[int, int], set[NodeRun]] = {}
+        self._shown: dict[tuple[int, int, int], set[NodeRun]] = {}
         self._last: dict[int, set[NodeRun]] = {}
-        self._changed: tuple[int, int] | None = None
+        self._changed: tuple[int, int, int] | None = None
         self._run: Run | None = None
 
     def observe(self, feeds: Feeds) -> None:
-        """Run the model once, and again with other recurrent weights for each direction of a node that needs it."""
+        """Run the model once, and again with other weights for each direction of a node that needs it."""
         self._last, self._changed = {}, None
         try:
             if self._run is None:
                 self._run = open_reference(self._document, number_nodes, reference.operators(self._record))
             results = self._run(feeds)
             for index in [index for index in self._last if not self.is_enough(index)]:
-                for direction in range(self._nodes[index].num_directions):
-                    self._changed = index, direction
+                for operand, direction in itertools.product((W, R), range(self._nodes[index].num_directions)):
+                    self._changed = index, operand, direction
                     if not self._agree(results, self._run(feeds)):
                         self._shown.setdefault(self._changed, set()).update(self._last[index])
         except Exception:  # the evaluator raises exceptions of any type
             return
 
-    def _record(self, node: onnx.NodeProto, x: np.ndarray, lengths: np.ndarray | None) -> int | None:
+    def _record(self, node: onnx.NodeProto, x: np.ndarray, lengths: np.ndarray | None) -> tuple[int, int] | None:
         index = next(int(entry.value) for entry in node.metadata_props if entry.key == INDEX)
         if self._changed is not None:
-            return self._changed[1] if index == self._changed[0] else None
+            return self._changed[1:] if index == self._changed[0] else None
         batch_first = any(attribute.name == "layout" and attribute.i for attribute in node.attribute)
         steps, rows = x.shape[1 if batch_first else 0], x.shape[0 if batch_first else 1]
         some = (steps,) if lengths is None else tuple(sorted({int(length) for length in lengths}))
@@ -86,9 +90,8 @@ class NodeRuns:
         lengths = node.inputs.get("sequence_lens")
         is_fixed = lengths is None or (lengths.const_value is not None and not lengths.is_graph_input())
         least = 1 if is_fixed or node.batch_size == 1 or node.seq_length == 1 else 2
-        shown = [self._shown.get((index, direction), set()) for direction in range(node.num_directions)]
-        if node.seq_length == 1:  # which reads no state
-            shown = [self._runs.get(index, set())]
+        weights = itertools.product((W,) if node.seq_length == 1 else (W, R), range(node.num_directions))
+        shown = [self._shown.get((index, *each), set()) for each in weights]  # one step need not read a state
         return all(any(run.steps >= steps and len(run.lengths) >= least for run in runs) for runs in shown)
 
 

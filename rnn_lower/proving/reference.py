@@ -64,11 +64,12 @@ def run(op: str, inputs: Sequence[Array | None], attributes: Mapping[str, Any]) 
     return [np.ascontiguousarray(results[name]).astype(dtype) for name in names]
 
 
-Record = Callable[[onnx.NodeProto, Array, Array | None], "int | None"]
-"""Called with a node, its X and its sequence_lens; returns the direction that gets other recurrent weights, if any."""
+Record = Callable[[onnx.NodeProto, Array, Array | None], "tuple[int, int] | None"]
+"""Called with a node, its X and its sequence_lens; returns which weights to change, if any: the index of W or R among
+the inputs, and the direction."""
 
 OTHER = 0.7310585786
-"""The sum of the recurrent weights and the others: no weight stays as it is, or changes only its sign."""
+"""The sum of the weights and the others: no weight stays as it is, or changes only its sign."""
 
 
 def operators(record: Record = lambda *_: None) -> tuple[type[OpRun], ...]:
@@ -78,8 +79,9 @@ def operators(record: Record = lambda *_: None) -> tuple[type[OpRun], ...]:
         op, held = ("LSTM", _dequantized(inputs)) if node.op_type == QUANTIZED else (node.op_type, list(inputs))
         changed = record(node, inputs[0], inputs[4] if len(inputs) > 4 else None)
         if changed is not None:
-            held[2] = np.array(held[2])
-            held[2][changed] = OTHER - held[2][changed]
+            operand, direction = changed
+            held[operand] = np.array(held[operand])
+            held[operand][direction] = OTHER - held[operand][direction]
         return run(op, held, attributes_of(node))[: len(node.output)]
 
     return (*(operator(op, kernel) for op in OP_TYPES), operator(QUANTIZED, kernel, "com.microsoft"))

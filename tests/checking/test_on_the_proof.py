@@ -285,6 +285,26 @@ def test_one_direction_or_digit_vouches_for_no_other(hidden):
     assert "no output shows" in report.verdict
 
 
+@pytest.mark.parametrize(("least", "is_seen"), [(50, True), (1e9, False)])
+def test_the_weights_of_the_input_have_to_show_as_those_of_the_state(least, is_seen):
+    """The node reads zeros unless inputs are large, so most runs do not test W."""
+    model, _ = build(Case("GRU", 17, T=5, N=3, outputs=("Y",)))
+    gate = [helper.make_node("Sub", ["X", "least"], ["rest"]), helper.make_node("Relu", ["rest"], ["read"])]
+    model.graph.node[0].input[0] = "read"
+    nodes = [*gate, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(least), "least"))
+    right = rnn_lower.lower(model)
+    for node in right.graph.node:
+        del node.metadata_props[:]
+    assert rnn_lower.check(model, right).ok == is_seen
+    wrong = onnx.ModelProto.FromString(right.SerializeToString())
+    weights = next(tensor for tensor in wrong.graph.initializer if "W" in tensor.name)
+    weights.CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(weights), weights.name))
+    assert not rnn_lower.check(model, wrong).ok
+
+
 def test_an_input_that_one_model_lacks():
     model, _ = build(Case("GRU", 17))
     model.graph.input.append(helper.make_tensor_value_info("unused", 1, [2]))
