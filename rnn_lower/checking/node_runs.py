@@ -11,7 +11,7 @@ import onnx
 from rnn_lower.checking.model_pair import Agree
 from rnn_lower.checking.runners import Run, open_reference
 from rnn_lower.checking.samples import Feeds
-from rnn_lower.ir.walk import recurrent_nodes
+from rnn_lower.ir.walk import recurrent_nodes, sources
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving import reference
@@ -90,8 +90,11 @@ class NodeRuns:
         lengths = node.inputs.get("sequence_lens")
         is_fixed = lengths is None or (lengths.const_value is not None and not lengths.is_graph_input())
         least = 1 if is_fixed or node.batch_size == 1 or node.seq_length == 1 else 2
-        weights = itertools.product((W,) if node.seq_length == 1 else (W, R), range(node.num_directions))
-        shown = [self._shown.get((index, *each), set()) for each in weights]  # one step need not read a state
+        # W may count for nothing where no input reaches X, and R in the only step where none reaches the first state.
+        operands = [W] if sources(node.inputs["X"]) else []
+        operands += [R] if node.seq_length != 1 or sources(node.inputs.get("initial_h")) else []
+        weights = itertools.product(operands, range(node.num_directions))
+        shown = [self._shown.get((index, *each), set()) for each in weights] or [self._runs.get(index, set())]
         return all(any(run.steps >= steps and len(run.lengths) >= least for run in runs) for runs in shown)
 
 

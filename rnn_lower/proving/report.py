@@ -122,7 +122,7 @@ class CheckReport:
         elif dataclasses.replace(self, unreached=()).ok:
             failed = (
                 f"NOTHING COMPARED for {number_of(len(self.unreached))} without a proof, because no output shows "
-                "other recurrent weights in a run with three steps, and with batch rows of different lengths if it has "
+                "other weights in a run with three steps, and with batch rows of different lengths if it has "
                 "sequence_lens; provide such inputs (--inputs X.npz) or a smaller tolerance (--rtol)"
             )
         nodes = len(self.proved) + len(self.runs_of_unproved)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import numpy as np
 import onnx_ir as ir
@@ -44,15 +44,16 @@ MOST_COUNTED = 2000
 reads, except the operators of SHAPES, and at any float that one of COMPARE reads."""
 
 
-def compared_numbers(comparisons: Iterable[ir.Node]) -> Iterator[int]:
-    """Yield the constants that comparisons read, and their neighbours."""
-    for array in (constant(value) for node in comparisons for value in node.inputs):
-        if array is not None and array.size <= FEW:
-            yield from (number + more for number in _numbers(array) for more in (-1, 0, 1))
-
-
 Known = Mapping[ir.Value | None, np.ndarray]
 """The values that constants alone determine."""
+
+
+def compared_numbers(comparisons: Iterable[ir.Node], known: Known) -> Iterator[int]:
+    """Yield the constants that comparisons read, and their neighbours. known: what constants alone determine."""
+    for array in (known.get(value, constant(value)) for node in comparisons for value in node.inputs):
+        if array is not None and array.size <= FEW:
+            numbers = np.ravel(array) if array.dtype.kind in "iuf" else ()
+            yield from (int(n) + more for n in numbers if np.isfinite(n) and abs(int(n)) < 2**62 for more in (-1, 0, 1))
 
 
 def _counted(node: ir.Node, scope: Scope, known: Known) -> Iterator[int]:
@@ -88,20 +89,31 @@ def all_thresholds(model: ir.Model) -> set[int]:
     Raises OutOfScopeError if a loop may count otherwise than by adding and comparing.
     """
     known = known_values(model)
-    counting = [node for node, _ in nodes(model) if not _compares_inputs(node, {*model.graph.inputs})]
-    of = {value for node in counting for value in node.outputs}
+    given = {node: _given_integers(node, model.graph.inputs) for node, _ in nodes(model)}
+    alone = len(set[ir.Value]().union(*given.values())) == 1  # the proof gives numbers to one input at a time
+    of = {value for node, integers in given.items() if not (alone and integers) for value in node.outputs}
     return {*_counted_numbers(model, known, of), _most_steps(model, known)}
 
 
-def _compares_inputs(node: ir.Node, inputs: Collection[ir.Value]) -> bool:
-    """Whether a node compares integers of the caller with constants, which the proof gives to these inputs."""
+def _given_integers(node: ir.Node, inputs: Sequence[ir.Value]) -> set[ir.Value]:
+    """The single integers of the caller that a node compares with constants; none if it compares anything else.
+
+    The proof gives these constants to the inputs, so they are no sizes to be tried.
+    """
+    if node.op_type not in COMPARISONS:
+        return set()
 
     def copied(maker: ir.Node, _: int) -> Sequence[ir.Value | None]:
         return maker.inputs[:1] if maker.op_type in COPIED else ()
 
     read = [each for each in upstream(node.inputs, copied) if constant(each) is None]
-    given = [each for each in read if (maker := each.producer()) is None or maker.op_type not in COPIED]
-    return node.op_type in COMPARISONS and all(each in inputs and _is_integer(each) for each in given)
+    ends = {each for each in read if (maker := each.producer()) is None or maker.op_type not in COPIED}
+    single = {value for value in inputs if _is_integer(value) and not value.is_initializer() and _is_single(value)}
+    return ends if ends <= single else set()
+
+
+def _is_single(value: ir.Value) -> bool:
+    return value.shape is not None and all(size == 1 for size in value.shape)
 
 
 def known_values(model: ir.Model) -> Known:

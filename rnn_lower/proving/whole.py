@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common
@@ -31,7 +32,7 @@ from rnn_lower.proving.new_faults import new_misdeclaration
 from rnn_lower.proving.node_proof import FAILURE
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof, Proof
 from rnn_lower.proving.size_functions import sizes_in
-from rnn_lower.proving.thresholds import MOST_COUNTED, compared_numbers
+from rnn_lower.proving.thresholds import MOST_COUNTED, compared_numbers, known_values
 from rnn_lower.proving.whole_evaluator import COMPARISONS, FEW, NotRunError, WholeEvaluator
 from rnn_lower.proving.whole_inputs import (
     SIZES,
@@ -319,9 +320,10 @@ class _Comparison:
             yield Trial(len(cases), sizes, 0)
         for draw in range(LARGE_DRAWS if self.integers else 0):
             yield Trial(0, next(iter(self._usual_sizes()), cases[0]), draw, large=True)
-        numbers = sorted(self._compared_numbers())
+        numbers = sorted(self._numbers_to_try())
         for number, name, draw in itertools.product(numbers, self.integers, range(NUMBER_DRAWS)):
-            if draw and self.count and not self.untested[1]:
+            limits = ml_dtypes.iinfo(self.types[name])
+            if not limits.min <= number <= limits.max or (draw and self.count and not self.untested[1]):
                 continue
             others = [case for case in (*cases, *longer) if draw == 0 and case not in self.ran]
             untested = len(self.untested[1])
@@ -331,11 +333,14 @@ class _Comparison:
                 if self.count > count and len(self.untested[1]) == untested:
                     break
 
-    def _compared_numbers(self) -> set[int]:
+    def _numbers_to_try(self) -> set[int]:
         """The constants with which a model compares what depends on integers of the caller, and their neighbours."""
         dependent = set[ir.Value | None]().union(*(flow.elements for flow in self.flows))
-        comparing = [node for model in self.models for node, _ in nodes(model) if node.op_type in COMPARISONS]
-        numbers = {*compared_numbers(node for node in comparing if not dependent.isdisjoint(node.inputs))}
+        numbers = set[int]()
+        for model in self.models:
+            comparing = [node for node, _ in nodes(model) if node.op_type in COMPARISONS]
+            reading = [node for node in comparing if not dependent.isdisjoint(node.inputs)]
+            numbers.update(compared_numbers(reading, known_values(model)) if reading else ())
         if len(numbers) > TRIED_NUMBERS:
             raise OutOfScopeError(f"the models compare integers with more than {TRIED_NUMBERS // 3} constants")
         return numbers

@@ -61,7 +61,7 @@ def exported_sizes(model: ir.Model) -> Mapping[Symbol, int]:
     shaped = ((node.outputs[0], constant(node.inputs[1])) for node in model.graph if _has_target(node))
     return {
         symbol(value, axis): int(target[axis])
-        for value, target in shaped if target is not None and target.size == len(value.shape or ())
+        for value, target in shaped if target is not None and target.shape == (len(value.shape or ()),)
         for axis in range(target.size) if target[axis] > 0
     }  # fmt: skip
 

@@ -127,7 +127,8 @@ def _leave_to_caller(work: GraphEditor, read: RecurrentNode, reason: str) -> Non
         start, final = read.inputs.get(f"initial_{letter}"), read.outputs.get(f"Y_{letter}")
         initial = None if start is None else _reshaped_input(start)
         returned = set() if final is None else outputs_of(model, final)
-        if initial is not None and not any(may_feed(value, initial) for value in returned):
+        fits = any(initial is not None and may_feed(value, initial) for value in returned)
+        if initial is not None and not fits and not (returned and work.is_nested(work.at(read.node))):
             _add_final_output(work, read, letter, initial)
             continue
         if start is not None and start.is_graph_input() and start.is_initializer():

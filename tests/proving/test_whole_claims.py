@@ -118,6 +118,33 @@ CHOICES = {
 }
 
 
+def paired(steps: str, number: int) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 17]>
+        main (float[N, 3] x, int64 a, int64 b) => (y) <int64 one = {{16000}}, int64 other = {{{number}}}> {{
+            {steps}
+            c = Equal (a, one) d = Equal (b, other) both = And (c, d) y = Where (both, h, x)
+        }}""")
+
+
+def test_numbers_that_two_inputs_must_have_together_are_not_tried():
+    documents = [Document(paired(steps, number)) for steps, number in ((LOOP, 24000), (UNROLLED, 8000))]
+    assert not prove_whole(*documents, 2, 0, math.inf, exact_sizes=True).ok
+
+
+def test_constants_that_are_computed_are_compared_with():
+    before, after = (
+        onnx.parser.parse_model(f"""
+            <ir_version: 8, opset_import: ["": 17]>
+            main (float[N, 3] x, int64 a) => (y) <float n = {{{number}}}> {{
+                {steps}
+                k = Cast <to = 7> (n) c = Equal (a, k) y = Where (c, h, x)
+            }}""")
+        for steps, number in ((LOOP, 1500.0), (UNROLLED, 1400.0))
+    )
+    assert not proved_as_wholes(before, after).ok
+
+
 def rated(steps: str, number: int) -> onnx.ModelProto:
     return onnx.parser.parse_model(f"""
         <ir_version: 8, opset_import: ["": 17]>
