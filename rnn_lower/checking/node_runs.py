@@ -15,10 +15,11 @@ from rnn_lower.ir.walk import recurrent_nodes, sources
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving import reference
+from rnn_lower.proving.equations import INPUTS
 
 INDEX = "rnn_lower.index"
-W, R = 1, 2
-"""The inputs of a node that are its weights."""
+W, R = map(INPUTS.index, "WR")
+"""The places of the weights among the inputs of a node."""
 
 STEPS = 3
 """The fewest steps that test a recurrence: a wrong state shows in the third step."""

@@ -147,14 +147,15 @@ def _bridged(model: onnx.ModelProto) -> onnx.ModelProto:
         for value in getattr(graph, side):
             if value.type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16:
                 value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
-                names, to = [unused.unique(f"{value.name}/float"), value.name], onnx.TensorProto.BFLOAT16
+                inner = unused.unique(f"{value.name}/float")
+                names, to = [inner, value.name], onnx.TensorProto.BFLOAT16
                 if side == "output":
                     names, to = names[::-1], onnx.TensorProto.FLOAT
                 elif value.name in defaults:
                     numbers = onnx.numpy_helper.to_array(defaults[value.name]).astype(np.float32)
-                    defaults[value.name].CopyFrom(onnx.numpy_helper.from_array(numbers, names[0]))
+                    defaults[value.name].CopyFrom(onnx.numpy_helper.from_array(numbers, inner))
                 nodes.append(onnx.helper.make_node("Cast", names[:1], names[1:], to=to))
-                value.name = names[side == "output"]
+                value.name = inner
     if any(casts.values()):
         nodes = [*casts["input"], *graph.node, *casts["output"]]
         del graph.node[:]

@@ -29,13 +29,9 @@ def without_sequences(model: ir.Model) -> int:
     for node in [node for node, _ in nodes(model) if node.op_type == "SplitToSequence"]:
         users = [user for user, _ in node.outputs[0].uses()]
         indices = [known_tensor(user.inputs[1]) if user.op_type == "SequenceAt" else None for user in users]
-        if (
-            node.graph is None
-            or any(index is None or index.size != 1 for index in indices)
-            or node.outputs[0].is_graph_output()
-        ):
+        numbers = [int(index.numpy().item()) for index in indices if index is not None and index.size == 1]
+        if node.graph is None or len(numbers) < len(users) or node.outputs[0].is_graph_output():
             continue
-        numbers = [-1 if index is None else int(index.numpy().item()) for index in indices]
         parts = [_part(node, user, number, names) for user, number in zip(users, numbers, strict=True)]
         for user, made in zip(users, parts, strict=True) if all(parts) else ():
             assert user.graph is not None
