@@ -23,6 +23,11 @@ def overridable_inputs(model: ir.Model) -> list[ir.Value]:
     return [value for value in model.graph.inputs if value.is_initializer() and (model.ir_version or 0) >= 4]
 
 
+def chosen_inputs(model: ir.Model) -> list[ir.Value]:
+    """The inputs whose values a caller may choose, those without a default value first."""
+    return [*required_inputs(model), *overridable_inputs(model)]
+
+
 def overrides(field: Field, model: ir.Model, rng: np.random.Generator) -> dict[str, Array]:
     """Random values for inputs with defaults: floats for all, small integers for a random choice of the others."""
     feeds: dict[str, Array] = {}

@@ -13,6 +13,7 @@ from rnn_lower.ir.traits import MEASURING
 from rnn_lower.ir.walk import Scope, constant, nodes, subgraphs, upstream
 from rnn_lower.proving.call import OutOfScopeError, cast_type
 from rnn_lower.proving.element_types import WIDE_INTEGERS
+from rnn_lower.proving.model_inputs import chosen_inputs
 from rnn_lower.proving.whole_evaluator import COMPARE, COMPARISONS
 from rnn_lower.transforms.evaluate import computed_constants
 
@@ -89,7 +90,7 @@ def all_thresholds(model: ir.Model) -> set[int]:
     Raises OutOfScopeError if a loop may count otherwise than by adding and comparing.
     """
     known = known_values(model)
-    given = {node: _given_integers(node, model.graph.inputs) for node, _ in nodes(model)}
+    given = {node: _given_integers(node, chosen_inputs(model)) for node, _ in nodes(model)}
     alone = len(set[ir.Value]().union(*given.values())) == 1  # the proof gives numbers to one input at a time
     of = {value for node, integers in given.items() if not (alone and integers) for value in node.outputs}
     return {*_counted_numbers(model, known, of), _most_steps(model, known)}
@@ -108,7 +109,7 @@ def _given_integers(node: ir.Node, inputs: Sequence[ir.Value]) -> set[ir.Value]:
 
     read = [each for each in upstream(node.inputs, copied) if constant(each) is None]
     ends = {each for each in read if (maker := each.producer()) is None or maker.op_type not in COPIED}
-    single = {value for value in inputs if _is_integer(value) and not value.is_initializer() and _is_single(value)}
+    single = {value for value in inputs if _is_integer(value) and _is_single(value)}
     return ends if ends <= single else set()
 
 

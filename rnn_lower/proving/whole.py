@@ -27,7 +27,7 @@ from rnn_lower.proving.congruence import COLLISION, congruence_keys, incongruent
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.integer_flow import IntegerFlow
 from rnn_lower.proving.interpreter import NoStepsError, check_time
-from rnn_lower.proving.model_inputs import overridable_inputs, overrides, required_inputs
+from rnn_lower.proving.model_inputs import chosen_inputs, overridable_inputs, overrides, required_inputs
 from rnn_lower.proving.new_faults import new_misdeclaration
 from rnn_lower.proving.node_proof import FAILURE
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof, Proof
@@ -184,7 +184,7 @@ class _Comparison:
         self.models = [document.model for document in self.documents]
         self.points, self.seed, self.deadline, self.folded, self.exact = points, seed, deadline, folded, exact_sizes
         self.limits = set().union(*map(limits_of, self.documents))
-        inputs = required_inputs(self.models[0])
+        inputs = chosen_inputs(self.models[0])
         self.types = {str(v.name): (v.dtype or ir.DataType.FLOAT).numpy() for v in inputs}
         self.integers = [str(v.name) for v in inputs if v.dtype is not None and v.dtype.is_integer()]
         self.flows = [IntegerFlow(model) for model in self.models]
@@ -349,11 +349,16 @@ class _Comparison:
         """All inputs of a trial, and those of them that override a default."""
         rng = np.random.default_rng((self.seed, trial.draw, trial.index))
         inputs = draw_inputs(field, self.models[0], trial.sizes, rng, self.exact or trial.draw % 2 == 1)
-        inputs |= {name: np.full(inputs[name].shape, number) for name, number in trial.numbers.items()}
+        overridden = {} if trial.draw % 2 == 0 else overrides(field, self.models[1], rng)
+        for name, number in trial.numbers.items():
+            if (default := self.models[1].graph.initializers.get(name)) is None:
+                inputs[name] = np.full(inputs[name].shape, number)
+            else:
+                overridden[name] = np.full(default.shape.numpy(), number)  # type: ignore[union-attr]
+        inputs |= overridden
         if trial.large:
             inputs |= large_integers(self.models[1], inputs, rng)
-        overridden = {} if trial.draw % 2 == 0 else overrides(field, self.models[1], rng)
-        return inputs | overridden, overridden
+        return inputs, overridden
 
     def _evaluator(self, document: Document, flow: IntegerFlow, field: Field, trial: Trial) -> WholeEvaluator:
         """The evaluator of one model for a trial."""

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from rnn_lower.proving.call import OutOfScopeError
 from rnn_lower.proving.field import Array, Field
-from rnn_lower.proving.model_inputs import required_inputs
+from rnn_lower.proving.model_inputs import chosen_inputs, required_inputs
 from rnn_lower.proving.thresholds import all_thresholds, check_counted, counted_numbers
 from rnn_lower.proving.whole_evaluator import NotRunError
 from rnn_lower.shapes.expressions import evaluated, names_in
@@ -140,10 +140,10 @@ def _sized(value: ir.Value, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def large_integers(model: ir.Model, inputs: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
-    """Return integers of any magnitude for a random choice of the integer inputs."""
+    """Return integers of any magnitude for a random choice of the integers among the inputs."""
     feeds = {}
-    for value in required_inputs(model):
-        if value.dtype is not None and value.dtype.is_integer() and rng.integers(2):
+    for value in chosen_inputs(model):
+        if str(value.name) in inputs and value.dtype is not None and value.dtype.is_integer() and rng.integers(2):
             bits, size = value.dtype.itemsize * 8, 1 << min(LARGE, int(rng.integers(2 * LARGE)))
             most = 1 << int(bits - value.dtype.is_signed())
             low, high = max(-most if value.dtype.is_signed() else 0, -size), min(most, size) - 1

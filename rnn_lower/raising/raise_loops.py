@@ -26,6 +26,7 @@ from rnn_lower.lowering.node import Dim
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import Dims
 from rnn_lower.proving.equations import OUTPUTS
+from rnn_lower.proving.model_inputs import chosen_inputs
 from rnn_lower.proving.whole import prove_whole
 from rnn_lower.raising import proposals
 from rnn_lower.raising.algebra import NoGuessError
@@ -430,7 +431,7 @@ def _pair(
     model: ir.Model, region: Region, proposal: Proposal, cut: Sequence[ir.Value], shape_info: ShapeInfo
 ) -> tuple[Document, Document] | None:
     """Two models that compute the results of the region: with its own nodes, and with the proposed ones."""
-    inputs = list(dict.fromkeys([*cut, *(value for value in model.graph.inputs if not value.is_initializer())]))
+    inputs = list(dict.fromkeys([*cut, *chosen_inputs(model)]))
     graphs = [convenience.extract(model.graph, inputs, list(ends)) for ends in (region.results, proposal.results)]
     for name, *outputs in zip(
         (value.name for value in region.results), *(graph.outputs for graph in graphs), strict=True

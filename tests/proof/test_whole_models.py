@@ -202,6 +202,30 @@ def test_a_limit_of_steps_that_nodes_compute_is_kept(how):
     close(run_onnxruntime(rnn_lower.raise_loops(model), feeds), wanted)
 
 
+DEFAULTS = {"steps": {"steps": np.array(3)}, "R": {"R": np.eye(3, dtype=np.float32)}}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_a_default_that_the_caller_may_override_is_no_constant(name):
+    """Neither the number of steps nor the weights of a recurrent node come from the caller."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 17]> g (float[5,2,3] x, float[2,3] h0) => (y, hT)
+        <int64 steps = {5}, bool yes = {1}> {
+        hT, y = Loop(steps, yes, h0) <body = b (int64 i, bool c, float[2,3] h) => (bool d, float[2,3] next, float[2,3] o)
+        {xt = Gather(x, i) hr = MatMul(h, R) z = Add(xt, hr) next = Tanh(z) o = Identity(next) d = Identity(c)}>}
+        """
+    )
+    weights = RNG.standard_normal((3, 3)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weights, "R"))
+    assert "RNN" in {node.op_type for node in rnn_lower.raise_loops(model).graph.node}
+    default = DEFAULTS[name][name]
+    kind = TensorProto.INT64 if default.dtype == np.int64 else TensorProto.FLOAT
+    model.graph.input.append(INFO(name, kind, default.shape))
+    feeds = {"x": RNG.standard_normal((5, 2, 3)).astype(np.float32), "h0": np.zeros((2, 3), np.float32)}
+    raised = rnn_lower.raise_loops(model)
+    close(run_onnxruntime(raised, feeds | DEFAULTS[name]), run_onnxruntime(model, feeds | DEFAULTS[name]))
+
+
 def test_weights_that_training_updates():
     """Training may update a weight that the other model reads no more."""
     original, other = (

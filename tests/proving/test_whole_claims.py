@@ -171,12 +171,13 @@ def test_integers_of_the_caller_are_compared_with(what):
     assert not proved_as_wholes(right, chosen(UNROLLED, other, then, rest)).ok
 
 
-def test_integers_of_the_caller_are_compared_with_where_no_body_is():
+@pytest.mark.parametrize("default", ["", ", int64 rate = {5}"])
+def test_integers_of_the_caller_are_compared_with_where_no_body_is(default):
     """A rate that one node recognizes decides how often a loop runs; unrolled, it has no body that must have run."""
     before, after = (
         onnx.parser.parse_model(f"""
             <ir_version: 8, opset_import: ["": 17]>
-            main (float[N, 3] x, int64 rate) => (y) <int64 n = {{8000}}, int64 one = {{1}}, int64 two = {{2}}> {{
+            main (float[N, 3] x, int64 rate) => (y) <int64 n = {{8000}}, int64 one = {{1}}, int64 two = {{2}}{default}> {{
                 low = Equal (rate, n) trips = Where (low, one, two)
                 {steps}
                 y = Identity (h)
