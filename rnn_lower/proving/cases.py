@@ -10,10 +10,11 @@ import numpy as np
 from rnn_lower.proving.call import OutOfScopeError
 from rnn_lower.proving.field import Array
 
-LENGTHS, MOST_LENGTHS, MOST_STEPS = 6, 70, 10_000
-LONGER = 9
-"""Lengths to compare if the model leaves the length open: all below LENGTHS, and LONGER; up to MOST_LENGTHS if the
-graph compares values with a constant, beyond which it may behave differently. MOST_STEPS limits known lengths.
+LENGTHS, FEW_LENGTHS, MOST_LENGTHS, MOST_STEPS = 6, 4, 70, 10_000
+LONGER, FEW_LONGER = 9, 5
+"""Lengths to compare if the model leaves the length open: all below LENGTHS, and LONGER, or fewer with over LARGE
+weights; up to MOST_LENGTHS if the graph compares values with a constant, beyond which it may behave differently.
+MOST_STEPS limits known lengths.
 """
 
 ALL_VECTORS, LARGE, SHORT, MOST_VECTORS = 36, 300_000, 12, 64
@@ -62,11 +63,19 @@ class Known:
     compared: int
 
     @property
-    def longest(self) -> int | None:
-        """The largest length that is compared, or None if the node's sizes are known."""
-        if self.T is None:
-            return max(LONGER, self.compared + 1)
-        return max(self.T, LENGTHS, self.compared + 1) if self.N is None else None
+    def is_open(self) -> bool:
+        """Whether some length or batch size is not compared."""
+        return self.T is None or self.N is None
+
+    @property
+    def is_large(self) -> bool:
+        """Whether steps take so long that fewer are compared."""
+        return self.weights > LARGE
+
+    @property
+    def longer(self) -> int:
+        """A length beyond those that are all compared."""
+        return FEW_LONGER if self.is_large else LONGER
 
 
 Sizes = tuple[int, int, tuple[int, ...] | None]
@@ -91,7 +100,7 @@ def choose_cases(known: Known, points: int) -> tuple[list[Case], set[str]]:
 
 def _steps(known: Known) -> list[int]:
     """The lengths of the sequence to compare."""
-    most = max(LENGTHS, known.compared + 2)
+    most = max(FEW_LENGTHS if known.is_large else LENGTHS, known.compared + 2)
     if known.T is None and most > MOST_LENGTHS:
         raise OutOfScopeError(
             f"an emitted node compares integers with the constant {most - 2}; the proof supports constants "
@@ -99,22 +108,22 @@ def _steps(known: Known) -> list[int]:
         )
     if known.T is not None and known.T > MOST_STEPS:
         raise OutOfScopeError(f"the sequence has {known.T} steps, but the proof supports at most {MOST_STEPS}")
-    return [known.T] if known.T is not None else [*range(most)] if most > LONGER else [*range(most), LONGER]
+    return [known.T] if known.T is not None else [*range(most)] if most > known.longer else [*range(most), known.longer]
 
 
 def _at_length(known: Known, steps: int, left_out: set[str]) -> list[Sizes]:
     """The sizes to compare at one length of the sequence."""
     T, N, lengths = known.T, known.N, known.lengths
     if not known.has_lengths:
-        few = (1, 3) if known.weights <= LARGE or T is not None or known.compared > 1 else (1 + 2 * (steps % 2),)
-        rows = (N,) if N is not None else (5,) if steps == LONGER else few
+        few = (1, 3) if not known.is_large or T is not None or known.compared > 1 else (1 + 2 * (steps % 2),)
+        rows = (N,) if N is not None else (5,) if steps == known.longer else few
         return [(steps, count, None) for count in rows]
     if lengths is not None:
         if not steps and lengths.max(initial=0) > 0:  # a length beyond an empty sequence has no steps to read
             return []
         return [(steps, lengths.size, tuple(int(length) for length in lengths))]
-    vectors = _vectors(steps, N, 0 if known.weights > LARGE else ALL_VECTORS)
-    if T is None and steps == LONGER:
+    vectors = _vectors(steps, N, 0 if known.is_large else ALL_VECTORS)
+    if T is None and steps == known.longer:
         vectors = vectors[:: -(-len(vectors) // 2)]
     most = max(4, min(MOST_VECTORS, MOST_STEPS // max(1, steps)))
     if len(vectors) > most:
@@ -148,7 +157,7 @@ def _vectors(T: int, N: int | None, all_up_to: int) -> list[tuple[int, ...]]:
         rotated = [tuple(lengths[start:] + lengths[:start]) for start in range(len(lengths))]
         long = [*(rotated if all_up_to and T <= SHORT else rotated[:1]), tuple(lengths[::-1])]
         parts = [each[k : k + MOST_ROWS] for each in long for k in range(0, len(each), MOST_ROWS)]
-        return [*alone[-2:], *parts]
+        return [*(alone[-2:] if all_up_to else alone[-2:-1]), *parts]
     uniform = [(length,) * rows for length in lengths] if rows > 1 else []
     distance = 1 if T <= SHORT else rows  # each row has each length, or some row has each length
     return uniform + [

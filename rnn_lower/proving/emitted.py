@@ -74,7 +74,7 @@ class Observed:
 class EmittedInterpreter(Interpreter):
     """Evaluates emitted nodes on field elements.
 
-    longest: the largest length that is compared, if the model leaves a size open.  features: the size of those of X.
+    is_open: whether some length or batch size is not compared.  features: the size of those of X.
     symbols: the sizes by symbolic name, or None for ambiguous names.
     most_work: the most products and elements to compute in one run.
     carried: the floats that loops carry, after each step.  initial: those with which they begin, if not their own.
@@ -84,7 +84,7 @@ class EmittedInterpreter(Interpreter):
     recorded: None, or a list to which every computed array of field elements is appended.
     """
 
-    longest: int | None = None
+    is_open = False
     features, sizes = 0, (0, 0)
     is_own: Callable[[str], bool] = staticmethod(lambda _: False)
     most_work = 1 << 40
@@ -178,7 +178,7 @@ class EmittedInterpreter(Interpreter):
             raise OutOfScopeError(f"{call.label} reads a size that is not that of X")
         if node.op_type in SUMMED:
             self._check_products(call)
-        elif node.op_type == "Concat" and self.longest is not None:
+        elif node.op_type == "Concat" and self.is_open:
             self._check_joined(call)
         results = super()._compute(call)
         if node.op_type == "Slice":
@@ -194,9 +194,9 @@ class EmittedInterpreter(Interpreter):
         sizes = self._sizes.setdefault(call.node, call[0].shape)
         for axis, operand, position in POSITIONS[call.node.op_type](call):
             is_constant = operand >= len(call.node.inputs) or self._is_constant(call.node.inputs[operand])
-            if self.longest is not None and not is_constant:
+            if self.is_open and not is_constant:
                 self.observed.positions[call.node, axis] |= {(call[0].shape[axis], abs(position))}
-            if is_constant and self.longest is not None:
+            if is_constant and self.is_open:
                 self.observed.ends[call.node, axis].add((call[0].shape[axis], *self.sizes))
             is_beyond = position not in AT_AN_END and abs(position) < (1 << 31) - 1
             if is_constant and is_beyond and sizes[axis] != call[0].shape[axis]:
@@ -223,7 +223,7 @@ class EmittedInterpreter(Interpreter):
         size = call[0].shape[axis]
         if call.node in self.copies and size != 1:
             raise OutOfScopeError(f"{call.label} sums {size} sizes or positions")
-        if self.observed.summed.setdefault((call.node, self.features), size) != size and self.longest is not None:
+        if self.observed.summed.setdefault((call.node, self.features), size) != size and self.is_open:
             raise OutOfScopeError(f"{call.label} sums over an axis whose size depends on that of the sequence or batch")
 
 

@@ -19,8 +19,12 @@ Array = np.ndarray
 SMALL = 1 << 17
 """Below this magnitude, the elements of integers have a sign; the sign of all other elements is a random function."""
 
-_CHUNK = 1 << 18
-_EXPONENTS = 1200
+_CHUNK = 1 << 13
+"""Elements to embed at a time: the memory of larger intermediate results is new at each use, which takes more time."""
+
+_MANTISSA, _SIGN, _LAST = 52, 1 << 11, 1074
+"""Of a float64: the bits of the mantissa, the place of the sign above the exponent, and minus the least power of 2."""
+
 _PIECE, _PIECES, _DEPTH = 11, 3, 512
 """A product of 11 and 31 bits, summed up to 2048 times, is exact in float64; three pieces make an element."""
 
@@ -44,14 +48,18 @@ class Field:
         self.products = 0
         self._numbers: dict[float, Array] = {}
         self._keys: dict[str, np.uint64] = {}
+        self._buffer = np.empty(0)
         self._rng = np.random.default_rng(seed)
         candidates = iter(lambda: int(self._rng.integers(1 << 30, 1 << 31)) | 1, 0)
         self.prime = next(number for number in candidates if is_prime(number))
         self._p = np.uint64(self.prime)
-        powers = [pow((self.prime + 1) // 2, _EXPONENTS, self.prime)]
-        for _ in range(2 * _EXPONENTS):
-            powers.append(powers[-1] * 2 % self.prime)
-        self._powers = np.array(powers, np.uint64)
+        last_bits = [pow((self.prime + 1) // 2, _LAST, self.prime)] * 2  # subnormals share it with the next floats
+        while len(last_bits) < _SIGN:
+            last_bits.append(last_bits[-1] * 2 % self.prime)
+        first_bits = [0, *((bit << _MANTISSA) % self.prime for bit in last_bits[1:])]
+        self._last_bits, self._first_bits = (
+            np.array([*bits, *(self.prime - bit for bit in bits)], np.uint64) for bits in (last_bits, first_bits)
+        )
 
     # -- elements --------------------------------------------------------------------------------------------------
 
@@ -69,15 +77,13 @@ class Field:
         return result
 
     def _embed(self, numbers: Array) -> Array:
-        finite = np.isfinite(numbers)
-        mantissas, exponents = np.frexp(np.where(finite, numbers, 0.0))
-        whole = np.abs(mantissas * 2.0**53).astype(np.uint64)
-        result = self.multiply(self._modulo(whole), self._powers[exponents - 53 + _EXPONENTS])
-        result = np.where(mantissas < 0, self.negative(result), result)
-        if not finite.all():
-            for index in np.flatnonzero(~finite):
-                self.symbols.add(str(numbers[index]))
-                result[index] = self.symbol(numbers[index])
+        bits = numbers.view(np.uint64)
+        powers = bits >> np.uint64(_MANTISSA)  # sign and exponent
+        mantissas = self._modulo(bits & np.uint64((1 << _MANTISSA) - 1))
+        result = self._modulo(mantissas * self._last_bits[powers] + self._first_bits[powers])
+        for index in np.flatnonzero(~np.isfinite(numbers)):
+            self.symbols.add(str(numbers[index]))
+            result[index] = self.symbol(numbers[index])
         return result
 
     def symbol(self, number: float) -> Array:
@@ -149,15 +155,25 @@ class Field:
     def _product(self, a: Array, b: Array) -> Array:
         """The exact product; the smaller operand is split into pieces of a few bits, to read the larger one once."""
         if a.size <= b.size:
-            product = np.concatenate(self._pieces(a)) @ b.astype(np.float64)
+            product = np.concatenate(self._pieces(a)) @ self._floats(b)
             parts = product.reshape(_PIECES, len(a), b.shape[1])
         else:
-            product = a.astype(np.float64) @ np.concatenate(self._pieces(b), axis=1)
+            product = self._floats(a) @ np.concatenate(self._pieces(b), axis=1)
             parts = product.reshape(len(a), _PIECES, b.shape[1]).swapaxes(0, 1)
         total: Array = np.zeros((), np.uint64)
         for index, part in enumerate(parts):
             total = self.add(total, self._scaled(part, index * _PIECE))
         return total
+
+    def _floats(self, a: Array) -> Array:
+        """A matrix as float64, in memory that the next call uses again."""
+        if self._buffer.size < a.size:
+            self._buffer = np.empty(a.size)
+        rows_first = abs(a.strides[0]) >= abs(a.strides[1])
+        memory = self._buffer[: a.size]
+        result = memory.reshape(a.shape) if rows_first else memory.reshape(a.shape[::-1]).T
+        np.copyto(result, a.view(np.int64))  # processors convert signed integers faster
+        return result
 
     def _pieces(self, a: Array) -> list[Array]:
         mask = np.uint64((1 << _PIECE) - 1)

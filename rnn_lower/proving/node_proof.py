@@ -16,7 +16,7 @@ from rnn_lower.ir.schemas import LOOPS, schema_of
 from rnn_lower.ir.walk import constant, is_quantized, known_tensor, output_names, subgraphs
 from rnn_lower.proving import equations, float_run
 from rnn_lower.proving.call import OutOfScopeError, WrongError, element_type
-from rnn_lower.proving.cases import LARGE, LENGTHS, Case, Known, choose_cases
+from rnn_lower.proving.cases import LENGTHS, Case, Known, choose_cases
 from rnn_lower.proving.constant_inputs import content
 from rnn_lower.proving.counters import Counters
 from rnn_lower.proving.emitted import NODE, EmittedInterpreter, Observed, symbol_sizes
@@ -265,7 +265,7 @@ class _Comparison:
             field = Field(self._seed * 1000 + point)
             limits = () if self._node.limit is None else (self._node.limit,)
             interpreter = EmittedInterpreter(field, limits, self._deadline)
-            interpreter.longest, interpreter.observed = self._known.longest, observed
+            interpreter.is_open, interpreter.observed = self._known.is_open, observed
             interpreter.copies, interpreter.is_own = self._counters.copies, self._is_own
             interpreter.measured = self._counters.measured
             fitting = Fitting()
@@ -289,7 +289,7 @@ class _Comparison:
             refusal = refusal or OutOfScopeError(text)
         if refusal is not None:
             raise refusal
-        observed.check(self._length is not None or self._known.longest is None)
+        observed.check(self._length is not None)
         # Constant lengths leave the empty sequence out, for which a branch may be meant.
         lengths = {case.T for case in self._cases}
         is_complete = self._length is not None or 0 in lengths
@@ -306,7 +306,7 @@ class _Comparison:
 
     def _random_starts(self) -> list[Case]:
         """The cases in which loops also begin with random states; none if all lengths are compared."""
-        known, is_large = self._known, self._known.weights > LARGE
+        known, is_large = self._known, self._known.is_large
         few, rows = (2, 2) if is_large else (3, 4)
         steps = known.T if known.T is not None else few
         if known.lengths is not None:
@@ -430,7 +430,7 @@ class _Comparison:
         full, long = max(short, key=lambda case: (case.T, sum(case.lengths or ()))), max(cases, key=lambda case: case.T)
         is_free = self._length is None
         sized = {(case.T, case.N, None if is_free else case.lengths): case for case in self._cases}
-        others = [] if is_free and self._known.weights > LARGE else sized.values()
+        others = [] if is_free and self._known.is_large else sized.values()
         return [*dict.fromkeys((varied, full, long, *self._first.values(), *others))]
 
     def _differ_in_floats(

@@ -37,7 +37,9 @@ def test_floats_embed_exactly(field, dtype):
     rng = np.random.default_rng(0)
     numbers = np.concatenate([rng.normal(size=50), [0, -0.0, 1, -1], rng.normal(size=20) * 1e-7]).astype(dtype)
     limits = ml_dtypes.finfo(dtype)
-    numbers = np.concatenate([numbers, np.array([limits.max, limits.min, limits.smallest_subnormal], dtype)])
+    numbers = np.concatenate(
+        [numbers, np.array([limits.max, limits.min, limits.smallest_subnormal, limits.smallest_normal], dtype)]
+    )
     for number, element in zip(numbers, field.embed(numbers), strict=True):
         fraction = Fraction(float(number))
         assert int(element) == fraction.numerator * pow(fraction.denominator, -1, field.prime) % field.prime
