@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterable
 
 import numpy as np
 import onnx
@@ -57,11 +58,10 @@ class NodeRuns:
             if self._run is None:
                 self._run = open_reference(self._document, number_nodes, reference.operators(self._record))
             results = self._run(feeds)
-            for index in [index for index in self._last if not self.is_enough(index)]:
-                for operand, direction in itertools.product((W, R), range(self._nodes[index].num_directions)):
-                    self._changed = index, operand, direction
-                    if not self._agree(results, self._run(feeds)):
-                        self._shown.setdefault(self._changed, set()).update(self._last[index])
+            for weights in [each for index in self._last for each in self._lacking(index)]:
+                self._changed = weights
+                if not self._agree(results, self._run(feeds)):
+                    self._shown.setdefault(weights, set()).update(self._last[weights[0]])
         except Exception:  # the evaluator raises exceptions of any type
             return
 
@@ -86,17 +86,32 @@ class NodeRuns:
 
     def is_enough(self, index: int) -> bool:
         """Whether runs of each direction with three steps and rows of different lengths, if sizes allow, show."""
+        return not self._lacking(index) and (
+            bool(self._weights(index)) or self._tests(index, self._runs.get(index, ()))
+        )
+
+    def _lacking(self, index: int) -> list[tuple[int, int, int]]:
+        """The weights of a node that no such run shows."""
+        return [each for each in self._weights(index) if not self._tests(index, self._shown.get(each, ()))]
+
+    def _weights(self, index: int) -> list[tuple[int, int, int]]:
+        """The weights of a node that have to show: the node's index, that of the weights, and the direction.
+
+        W may count for nothing where no input reaches X, and R in the only step where none reaches the first state.
+        """
+        node = self._nodes[index]
+        operands = [W] if sources(node.inputs["X"]) else []
+        operands += [R] if node.seq_length != 1 or sources(node.inputs.get("initial_h")) else []
+        return [*itertools.product([index], operands, range(node.num_directions))]
+
+    def _tests(self, index: int, runs: Iterable[NodeRun]) -> bool:
+        """Whether one of these runs has three steps and rows of different lengths, if sizes allow."""
         node = self._nodes[index]
         steps = min(STEPS, node.seq_length) if isinstance(node.seq_length, int) else STEPS
         lengths = node.inputs.get("sequence_lens")
         is_fixed = lengths is None or (lengths.const_value is not None and not lengths.is_graph_input())
         least = 1 if is_fixed or node.batch_size == 1 or node.seq_length == 1 else 2
-        # W may count for nothing where no input reaches X, and R in the only step where none reaches the first state.
-        operands = [W] if sources(node.inputs["X"]) else []
-        operands += [R] if node.seq_length != 1 or sources(node.inputs.get("initial_h")) else []
-        weights = itertools.product(operands, range(node.num_directions))
-        shown = [self._shown.get((index, *each), set()) for each in weights] or [self._runs.get(index, set())]
-        return all(any(run.steps >= steps and len(run.lengths) >= least for run in runs) for runs in shown)
+        return any(run.steps >= steps and len(run.lengths) >= least for run in runs)
 
 
 def number_nodes(model: onnx.ModelProto) -> None:
