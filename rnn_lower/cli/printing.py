@@ -232,6 +232,10 @@ def print_whole(
         return
     for state in result.plan.states:
         _print(f"state {state.input} -> {state.output} is now inside the model")
+    if result.by_frames:
+        _print(
+            "each frame is one chunk, because the results may depend on the lengths of chunks; --check compares others"
+        )
     _print_reports(arguments, reports)
     _print(f"wrote {written}" if written else NOTHING_WRITTEN)
 

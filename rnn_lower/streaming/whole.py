@@ -25,10 +25,10 @@ from rnn_lower.shapes.fixed_dims import axis_name, free_proto_dim
 from rnn_lower.shapes.sizes import GROWS
 from rnn_lower.streaming.axes import axes_of, opened
 from rnn_lower.streaming.causality import CausalityAnalysis
-from rnn_lower.streaming.data_flow import inputs_of, outputs_of
+from rnn_lower.streaming.data_flow import outputs_of
 from rnn_lower.streaming.graph_editor import INT64, computed_size, graph_builder, name_value, put_around
 from rnn_lower.streaming.plan import KEY, LAST, Plan, fixed_step
-from rnn_lower.streaming.recurrent_states import Recurrence
+from rnn_lower.streaming.recurrent_states import Recurrence, reshaped_input
 from rnn_lower.streaming.session import plan_with
 
 TIME = "time"
@@ -36,11 +36,15 @@ TIME = "time"
 
 @dataclasses.dataclass(frozen=True)
 class Whole:
-    """The result. document: the model on whole sequences.  source: the streaming model.  plan: its plan."""
+    """The result. document: the model on whole sequences.  source: the streaming model.  plan: its plan.
+
+    by_frames: whether each frame is a chunk because results may depend on the lengths of chunks.
+    """
 
     document: Document
     source: Document
     plan: Plan
+    by_frames: bool = False
 
 
 def unstreamed(document: Document, states: Mapping[str, str] | None, time: str | None) -> Whole:
@@ -70,19 +74,19 @@ def unstreamed(document: Document, states: Mapping[str, str] | None, time: str |
     plan.write(source.proto)
     source = Document(source.proto, source.folder)
     step, chunks = fixed_step(source.proto, plan), source.copied()
-    one_by_one = step is None and states and not _is_free(source, plan, False)
-    if one_by_one:
+    by_frames = step is None and bool(states) and not _is_free(source, plan, False)
+    if by_frames:
         chunks = chunks.fixed({axis_name(name, axis): 1 for name, axis in plan.inputs.items()})
     work = chunks.proto
     protobuf.remove_if(work.metadata_props, lambda prop: prop.key == KEY)
-    if step is None and not one_by_one:
+    if step is None and not by_frames:
         _in_one_chunk(work, plan)
-    elif not one_by_one and _is_free(source, plan):
+    elif not by_frames and _is_free(source, plan):
         for name, axis in plan.inputs.items():
             free_proto_dim(work, name, axis)
     else:
         _scanned(work, plan, step or 1, source)
-    return Whole(Document(work, source.folder), source, plan)
+    return Whole(Document(work, source.folder), source, plan, by_frames)
 
 
 def _with_axes(document: Document, plan: Plan, time: str) -> Plan:
@@ -147,7 +151,7 @@ def _with_new_axis(document: Document, plan: Plan) -> tuple[Document, Plan]:
 
 
 def _is_free(document: Document, plan: Plan, exactly: bool = True) -> bool:
-    """Whether recurrent nodes have all states of the model.
+    """Whether recurrent nodes have all states of the model, so that its results do not depend on the chunks.
 
     exactly: whether their initial and final states must directly be inputs and outputs.
     """
@@ -158,20 +162,21 @@ def _is_free(document: Document, plan: Plan, exactly: bool = True) -> bool:
         analysis.run()
     except UnsupportedError:
         return False
-    if any(not isinstance(edit, Recurrence) for edit in analysis.carried) or axes_of(work, symbol) != dict(plan.inputs):
+    if axes_of(work, symbol) != dict(plan.inputs):
         return False
     fed = {state.input: state.output for state in plan.states}
-    for edit in analysis.carried if exactly else ():
+    for edit in analysis.carried:
+        if not isinstance(edit, Recurrence) or "sequence_lens" in edit.read.inputs:  # lengths end in each chunk
+            return False
         for letter in edit.read.operator.states:
             first, last = edit.read.inputs.get(f"initial_{letter}"), edit.read.outputs.get(f"Y_{letter}")
-            inputs = set() if first is None else {str(value.name) for value in inputs_of(work.model, first)}
-            outputs = set() if last is None else {str(value.name) for value in outputs_of(work.model, last)}
-            if len(inputs) != 1 or first is None or not first.is_graph_input() or fed.get(min(inputs)) not in outputs:
+            start = None if first is None else reshaped_input(first)
+            returned = set() if last is None else {str(value.name) for value in outputs_of(work.model, last)}
+            if last is None or start is None or fed.pop(str(start.name), None) not in returned:
                 return False
-            if last is None or not last.is_graph_output():
+            if exactly and (start is not first or not last.is_graph_output()):
                 return False
-            del fed[min(inputs)]
-    return (not fed or not exactly) and all(state.first is None for state in plan.states)
+    return not fed and all(state.first is None for state in plan.states)
 
 
 def _in_one_chunk(model: onnx.ModelProto, plan: Plan) -> None:

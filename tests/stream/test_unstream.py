@@ -10,7 +10,7 @@ import pytest
 from judge import close, run_onnxruntime
 from layers import Stack, causal_conv, conv, counted, dual_path, encoded, late_conv, lstm, pool, running_sum
 from onenode import Case, build
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from paths import ROOT
 
 import rnn_lower
@@ -85,6 +85,51 @@ def test_recurrent_nodes_of_one_step_get_a_free_length():
     session = rnn_lower.StreamingSession(model, states={"initial_h": "Y_h", "initial_c": "Y_c"})
     parts = [session.run({**(feeds if k == 0 else {}), "X": feeds["X"][k : k + 1]})["Y"] for k in range(7)]
     close(run_onnxruntime(whole, feeds)[:1], [np.concatenate(parts)])
+
+
+def by_chunks(length: int | str, nodes: str, lengths: str = "") -> onnx.ModelProto:
+    """A GRU that carries its state from chunk to chunk, and what depends on more than single frames."""
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["" : 17]>
+        g (float[{length},2,3] x, float[1,2,3] h) => (o, hn) <int32[2] ends = {{1, 2}}, int64 zero = {{0}}> {{
+            y, hn = GRU <hidden_size = 3> (x, W, R, , {lengths}, h)
+            {nodes}
+        }}""")
+    rng = np.random.default_rng(2)
+    model.graph.initializer.extend(
+        numpy_helper.from_array(rng.uniform(-1, 1, (1, 9, 3)).astype(np.float32), name) for name in "WR"
+    )
+    return onnx.shape_inference.infer_shapes(model)
+
+
+DEPENDENT = {
+    "what reads the state": "o = Add(y, h)",
+    "what the state decides": """
+        sum = ReduceSum<keepdims = 0>(h) none = CastLike(zero, sum) more = Greater(sum, none)
+        o = If(more) <then_branch = a () => (float[S,1,2,3] a1) { a1 = Tanh(y) },
+                      else_branch = b () => (float[S,1,2,3] b1) { b1 = Neg(y) }>""",
+    "a sum over the chunk": "o = CumSum(y, zero)",
+    "lengths": "o = Identity(y)",
+}
+
+
+@pytest.mark.parametrize("name", DEPENDENT)
+@pytest.mark.parametrize("length", [2, "T"])
+def test_what_depends_on_its_chunk_is_run_by_chunks(name, length, tmp_path, capsys):
+    """A state that is the first one of the sequence for all frames, or lengths of the whole sequence, are others."""
+    model = by_chunks(length, DEPENDENT[name], "ends" if name == "lengths" else "")
+    onnx.save(model, tmp_path / "chunks.onnx")
+    command = ["unstream", str(tmp_path / "chunks.onnx"), str(tmp_path / "whole.onnx"), "--state", "h=hn"]
+    assert cli.main([*command, "--time", "x[0]"]) == cli.DONE
+    assert ("each frame is one chunk" in capsys.readouterr().out) == (length == "T")
+    if length == "T" and name == "lengths":
+        return  # which are lengths of no single frame
+    rng, step = np.random.default_rng(0), 2 if length == 2 else 1
+    x, h = rng.uniform(-1, 1, (6, 2, 3)).astype(np.float32), rng.uniform(-1, 1, (1, 2, 3)).astype(np.float32)
+    session = rnn_lower.StreamingSession(model, states={"h": "hn"})
+    parts = [session.run({"x": x[k : k + step], **({"h": h} if k == 0 else {})})["o"] for k in range(0, 6, step)]
+    results = run_onnxruntime(onnx.load(tmp_path / "whole.onnx"), {"x": x, "h": h})
+    close(results, [np.concatenate(parts), session.state["h"]])
 
 
 def policy() -> onnx.ModelProto:
