@@ -87,6 +87,12 @@ def named_by_training(model: onnx.ModelProto) -> set[str]:
     return names
 
 
+def set_by_training(model: onnx.ModelProto) -> set[str]:
+    """The names of the weights that training_info sets."""
+    bindings = ((*info.initialization_binding, *info.update_binding) for info in model.training_info)
+    return {entry.key for entries in bindings for entry in entries}
+
+
 def rename(graph: onnx.GraphProto, names: Mapping[str, str], declared: bool = True) -> None:
     """Rename the values of nodes, also in bodies. declared: also rename graph inputs and outputs."""
     for node in graph.node:

@@ -18,6 +18,10 @@ from rnn_lower.options import OP_TYPES, QUANTIZED
 _HOLD_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
+TRAINED = "rnn_lower.trained"
+"""The key in the `meta` of a result that training_info reads, or weight that it sets, which onnx_ir does not model."""
+
+
 def output_names(node: ir.Node) -> tuple[str, ...]:
     """The names of the outputs of a node, which identify it in its graph."""
     return tuple(value.name or "" for value in node.outputs)
@@ -156,12 +160,12 @@ def get_attribute(node: ir.Node, name: str, kind: ir.AttributeType, default: Any
 def known_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     """The tensor of an initializer or Constant node, without reading its data; None for run-time values.
 
-    A caller may override an initializer that is also a graph input, so it counts as unknown.
+    A caller may override an initializer that is also a graph input, and training may update one, so they are unknown.
     """
     if value is None or value.is_graph_input():
         return None
     if value.const_value is not None:
-        return value.const_value
+        return None if TRAINED in value.meta else value.const_value
     node = value.producer()
     if node is None or node.op_type != "Constant" or node.domain != "" or len(node.attributes) != 1:
         return None
@@ -220,10 +224,6 @@ def plain_imports(imports: Mapping[str, int]) -> dict[str, int]:
     """The imports with one name for the default domain."""
     names = sorted(imports, reverse=True)  # the empty name comes last, and wins
     return {"" if name in DEFAULT_DOMAINS else name: imports[name] for name in names}
-
-
-TRAINED = "rnn_lower.trained"
-"""The key in the `meta` of a value that training_info reads, which onnx_ir does not model."""
 
 
 def is_read(value: ir.Value) -> bool:

@@ -161,8 +161,10 @@ class Document:
         self._pair(model.graph, self.proto.graph)
         for ours, function in zip(model.functions.values(), self.proto.functions, strict=True):
             self._pair(ours, function)
-        trained = protobuf.named_by_training(self.proto)
-        for value in (value for node in model.graph for value in node.outputs if value.name in trained):
+        read, updated = protobuf.named_by_training(self.proto), protobuf.set_by_training(self.proto)
+        computed = (value for node in model.graph for value in node.outputs if value.name in read)
+        weights = (value for name, value in model.graph.initializers.items() if name in updated)
+        for value in (*computed, *weights):
             value.meta[TRAINED] = True
         self._nesting_before = max(_nesting(scope.graph) for scope in roots(model))
         if not self._in_order:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from judge import close, run_onnxruntime
 from onenode import Case, build
 from onnx import TensorProto, helper, numpy_helper
 
@@ -50,6 +51,27 @@ def test_a_weight_that_only_training_reads_does_not_vanish(tmp_path):
     del lowered.graph.initializer[:]
     lowered.graph.initializer.extend(kept)
     assert rnn_lower.prove(model, lowered).changed
+
+
+@pytest.mark.parametrize("name", ["W", "R", "B"])
+def test_a_weight_that_training_sets_is_read_by_the_lowered_nodes(name, tmp_path):
+    """So that training the lowered model has the same effect."""
+    model, feeds = build(Case("GRU", 17, optional=("B",)))
+    plain = rnn_lower.lower(model)
+    info = model.training_info.add()
+    info.algorithm.name = "algorithm"
+    info.algorithm.node.append(helper.make_node("Neg", [name], ["next"]))
+    info.algorithm.output.append(helper.make_tensor_value_info("next", TensorProto.FLOAT, None))
+    info.update_binding.add(key=name, value="next")
+    lowered = rnn_lower.lower(model)
+    assert rnn_lower.prove(model, lowered).ok
+    plain.training_info.extend(model.training_info)
+    assert not rnn_lower.prove(model, plain).ok
+    for each in (model, lowered):
+        tensor = next(tensor for tensor in each.graph.initializer if tensor.name == name)
+        tensor.CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(tensor), name))
+        del each.training_info[:]
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
 
 
 @pytest.mark.parametrize("target", sorted(TARGETS))
