@@ -173,8 +173,8 @@ def _is_of(plan: Plan, model: onnx.ModelProto) -> bool:
         input_names <= inputs.keys()
         and {*plan.outputs, *plan.late, *plan.cut, *plan.warm_up, *plan.merged, *fed} <= outputs.keys()
         and {symbol for symbols in plan.merged.values() for symbol in symbols} <= plan.symbols.keys()
-        and all(_has_axis(inputs[name], axis) for name, axis in axes)
-        and all(_has_axis(outputs[name], axis) for name, axis in output_axes)
+        and all(has_axis(inputs[name], axis) for name, axis in axes)
+        and all(has_axis(outputs[name], axis) for name, axis in output_axes)
         and all(type(number) is int and 0 <= number <= MOST for number in numbers)
         and plan.every > 0
         and (plan.seen is not None or not plan.warm_up)
@@ -186,7 +186,8 @@ def _is_of(plan: Plan, model: onnx.ModelProto) -> bool:
     )
 
 
-def _has_axis(value: onnx.ValueInfoProto, axis: object) -> bool:
+def has_axis(value: onnx.ValueInfoProto, axis: object) -> bool:
+    """Whether an input or output has an axis, as far as its rank is declared."""
     dims = protobuf.dims_of(value)
     return type(axis) is int and 0 <= axis < (MOST if dims is None else len(dims))
 

@@ -27,7 +27,7 @@ from rnn_lower.streaming.axes import axes_of, opened
 from rnn_lower.streaming.causality import CausalityAnalysis
 from rnn_lower.streaming.data_flow import outputs_of
 from rnn_lower.streaming.graph_editor import INT64, computed_size, graph_builder, name_value, put_around
-from rnn_lower.streaming.plan import KEY, LAST, Plan, fixed_step
+from rnn_lower.streaming.plan import KEY, LAST, Plan, fixed_step, has_axis
 from rnn_lower.streaming.recurrent_states import Recurrence, reshaped_input
 from rnn_lower.streaming.session import plan_with
 
@@ -114,6 +114,10 @@ def _with_axes(document: Document, plan: Plan, time: str) -> Plan:
             info = analysis.infos[value]
             if value.name in outputs and info.axis is not None:
                 outputs[str(value.name)] = info.axis
+    for value in document.proto.graph.output:
+        if isinstance(place := outputs.get(value.name), int) and not has_axis(value, place):
+            text = f"output '{value.name}' is declared with a rank of {len(protobuf.dims_of(value) or ())}"
+            raise RnnLowerError(f"{text}, but its time axis is {place}; correct its declaration in the model")
     return dataclasses.replace(plan, inputs=inputs, outputs=outputs)
 
 

@@ -132,6 +132,13 @@ def test_what_depends_on_its_chunk_is_run_by_chunks(name, length, tmp_path, caps
     close(results, [np.concatenate(parts), session.state["h"]])
 
 
+def test_an_output_that_is_declared_without_its_time_axis():
+    model = by_chunks(2, "o = Tanh(y)")
+    del model.graph.output[0].type.tensor_type.shape.dim[:]
+    with pytest.raises(rnn_lower.RnnLowerError, match="'o' is declared with a rank of 0, but its time axis is 0"):
+        rnn_lower.unstream(model, states={"h": "hn"}, axis="x[0]")
+
+
 def policy() -> onnx.ModelProto:
     """Each run is one step, and what goes out of it is not what the node has: it is halved."""
     s = Stack(np.random.default_rng(1))
