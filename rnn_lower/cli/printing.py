@@ -232,10 +232,10 @@ def print_whole(
         return
     for state in result.plan.states:
         _print(f"state {state.input} -> {state.output} is now inside the model")
-    if result.by_frames:
-        _print(
-            "each frame is one chunk, because the results may depend on the lengths of chunks; --check compares others"
-        )
+    if result.chunk:
+        frames = "1 frame" if result.chunk == 1 else f"{result.chunk} frames"
+        text = "the results are not proved to be the same for other lengths"
+        _print(f"the model runs in chunks of {frames}, because {text}")
     _print_reports(arguments, reports)
     _print(f"wrote {written}" if written else NOTHING_WRITTEN)
 

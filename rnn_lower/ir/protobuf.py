@@ -87,7 +87,7 @@ def named_by_training(model: onnx.ModelProto) -> set[str]:
     return names
 
 
-def set_by_training(model: onnx.ModelProto) -> set[str]:
+def trained_weights(model: onnx.ModelProto) -> set[str]:
     """The names of the weights that training_info sets."""
     bindings = ((*info.initialization_binding, *info.update_binding) for info in model.training_info)
     return {entry.key for entries in bindings for entry in entries}

@@ -161,7 +161,7 @@ class Document:
         self._pair(model.graph, self.proto.graph)
         for ours, function in zip(model.functions.values(), self.proto.functions, strict=True):
             self._pair(ours, function)
-        read, updated = protobuf.named_by_training(self.proto), protobuf.set_by_training(self.proto)
+        read, updated = protobuf.named_by_training(self.proto), protobuf.trained_weights(self.proto)
         computed = (value for node in model.graph for value in node.outputs if value.name in read)
         weights = (value for name, value in model.graph.initializers.items() if name in updated)
         for value in (*computed, *weights):

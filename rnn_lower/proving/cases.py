@@ -12,9 +12,9 @@ from rnn_lower.proving.field import Array
 
 LENGTHS, FEW_LENGTHS, MOST_LENGTHS, MOST_STEPS = 6, 4, 70, 10_000
 LONGER, FEW_LONGER = 9, 5
-"""Lengths to compare if the model leaves the length open: all below LENGTHS, and LONGER, or fewer with over LARGE
-weights; up to MOST_LENGTHS if the graph compares values with a constant, beyond which it may behave differently.
-MOST_STEPS limits known lengths.
+"""Lengths to compare if the model leaves the length open: all below LENGTHS, and LONGER; with over LARGE weights, all
+below FEW_LENGTHS, and FEW_LONGER; up to MOST_LENGTHS if the graph compares values with a constant, beyond which it may
+behave differently. MOST_STEPS limits known lengths.
 """
 
 ALL_VECTORS, LARGE, SHORT, MOST_VECTORS = 36, 300_000, 12, 64
@@ -116,7 +116,7 @@ def _at_length(known: Known, steps: int, left_out: set[str]) -> list[Sizes]:
     T, N, lengths = known.T, known.N, known.lengths
     if not known.has_lengths:
         few = (1, 3) if not known.is_large or T is not None or known.compared > 1 else (1 + 2 * (steps % 2),)
-        rows = (N,) if N is not None else (5,) if steps == known.longer else few
+        rows = (N,) if N is not None else (2 if known.is_large else 5,) if steps == known.longer else few
         return [(steps, count, None) for count in rows]
     if lengths is not None:
         if not steps and lengths.max(initial=0) > 0:  # a length beyond an empty sequence has no steps to read
@@ -157,7 +157,7 @@ def _vectors(T: int, N: int | None, all_up_to: int) -> list[tuple[int, ...]]:
         rotated = [tuple(lengths[start:] + lengths[:start]) for start in range(len(lengths))]
         long = [*(rotated if all_up_to and T <= SHORT else rotated[:1]), tuple(lengths[::-1])]
         parts = [each[k : k + MOST_ROWS] for each in long for k in range(0, len(each), MOST_ROWS)]
-        return [*(alone[-2:] if all_up_to else alone[-2:-1]), *parts]
+        return [*(alone[-2:] if all_up_to else [(T,)]), *parts]
     uniform = [(length,) * rows for length in lengths] if rows > 1 else []
     distance = 1 if T <= SHORT else rows  # each row has each length, or some row has each length
     return uniform + [

@@ -166,7 +166,7 @@ class Field:
         return total
 
     def _floats(self, a: Array) -> Array:
-        """A matrix as float64, in memory that the next call uses again."""
+        """A matrix of integers below 2^53 as float64, in memory that the next call overwrites."""
         if self._buffer.size < a.size:
             self._buffer = np.empty(a.size)
         rows_first = abs(a.strides[0]) >= abs(a.strides[1])

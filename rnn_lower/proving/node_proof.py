@@ -207,7 +207,7 @@ class _Comparison:
             raise OutOfScopeError("hidden_size is unknown; add the attribute hidden_size")
         D, G, first = len(self._node.backwards), len(self._node.gates), self._node.layout
         features = self._size(("W", 2), ("X", 2))
-        I = (3 + case.T % 2 if case.T < LENGTHS else case.T) if features is None else features  # noqa: E741
+        I = (3 + case.T % 2 if self._known.longer > case.T else case.T) if features is None else features  # noqa: E741
         state = (case.N, D, H) if first else (D, case.N, H)
         return {
             "X": (case.N, case.T, I) if first else (case.T, case.N, I), "W": (D, G * H, I), "R": (D, G * H, H),

@@ -354,7 +354,7 @@ class _Comparison:
             if (default := self.models[1].graph.initializers.get(name)) is None:
                 inputs[name] = np.full(inputs[name].shape, number)
             else:
-                overridden[name] = np.full(default.shape.numpy(), number)  # type: ignore[union-attr]
+                overridden[name] = np.full(default.const_value.shape.numpy(), number)  # type: ignore[union-attr]
         inputs |= overridden
         if trial.large:
             inputs |= large_integers(self.models[1], inputs, rng)

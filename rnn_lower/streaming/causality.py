@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,6 +56,11 @@ class CausalityAnalysis:
         self.constants = Constants()
         self.numbered: set[ir.Node] = set()
         self.divisors: set[int] = set()
+
+    @property
+    def every(self) -> int:
+        """The number of frames that a chunk has to be a multiple of, after `run`."""
+        return math.lcm(*self.divisors, *(info.every.numerator for info in self.infos.values()))
 
     def run(self) -> None:
         """Run the analysis. Raises UnsupportedError for the first node that is not proved to be causal."""

@@ -61,7 +61,7 @@ class Recurrence:
             except FromInput as error:
                 final = read.outputs.get(f"Y_{letter}")
                 is_once = initial is not None and is_set_once(work.document, work.infos, initial, final)
-                if initial is None or not is_once or reshaped_input(initial) is not None:
+                if initial is None or not is_once or _reshaped_input(initial) is not None:
                     _leave_to_caller(work, read, str(error))
                     return
                 work.notes.append(f"{error}, as that input is in the first chunk")
@@ -125,7 +125,7 @@ def _leave_to_caller(work: GraphEditor, read: RecurrentNode, reason: str) -> Non
     model = work.document.model
     for letter in read.operator.states:
         start, final = read.inputs.get(f"initial_{letter}"), read.outputs.get(f"Y_{letter}")
-        initial = None if start is None else reshaped_input(start)
+        initial = None if start is None else _reshaped_input(start)
         returned = set() if final is None else outputs_of(model, final)
         fits = any(initial is not None and may_feed(value, initial) for value in returned)
         if initial is not None and not fits and not (returned and work.is_nested(work.at(read.node))):
@@ -150,7 +150,7 @@ def _leave_to_caller(work: GraphEditor, read: RecurrentNode, reason: str) -> Non
     work.notes.append(f"{reason}, so the caller must feed the state back, as with the original model")
 
 
-def reshaped_input(value: ir.Value) -> ir.Value | None:
+def _reshaped_input(value: ir.Value) -> ir.Value | None:
     """The input that a value reshapes, if the input has no other use."""
     node = value.producer()
     while node is not None and node.op_type in ("Identity", "Reshape", "Squeeze", "Unsqueeze") and node.inputs[0]:

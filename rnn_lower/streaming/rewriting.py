@@ -109,7 +109,7 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
             f"no recurrent node runs along '{called(original.model, streams)}', the only symbolic "
             "size; it may be the batch size, so specify the axis of the stream (--time INPUT[AXIS])"
         )
-    every = math.lcm(*analysis.divisors, *(info.every.numerator for info in analysis.infos.values()))
+    every = analysis.every
     _check_step(step, every)
     editor = GraphEditor(work, analysis.infos, _symbols(work.model, streams), requested.reset, step)
     editor.batch = batch_size(editor.graph, streams)

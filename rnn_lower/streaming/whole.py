@@ -25,26 +25,26 @@ from rnn_lower.shapes.fixed_dims import axis_name, free_proto_dim
 from rnn_lower.shapes.sizes import GROWS
 from rnn_lower.streaming.axes import axes_of, opened
 from rnn_lower.streaming.causality import CausalityAnalysis
-from rnn_lower.streaming.data_flow import outputs_of
 from rnn_lower.streaming.graph_editor import INT64, computed_size, graph_builder, name_value, put_around
 from rnn_lower.streaming.plan import KEY, LAST, Plan, fixed_step, has_axis
-from rnn_lower.streaming.recurrent_states import Recurrence, reshaped_input
+from rnn_lower.streaming.proof import prove_streaming
+from rnn_lower.streaming.recurrent_states import Recurrence
 from rnn_lower.streaming.session import plan_with
 
-TIME = "time"
+TIME, PROOF_SECONDS = "time", 60.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Whole:
     """The result. document: the model on whole sequences.  source: the streaming model.  plan: its plan.
 
-    by_frames: whether each frame is a chunk because results may depend on the lengths of chunks.
+    chunk: the frames of a chunk, if other lengths are not proved to give the same results; 0 otherwise.
     """
 
     document: Document
     source: Document
     plan: Plan
-    by_frames: bool = False
+    chunk: int = 0
 
 
 def unstreamed(document: Document, states: Mapping[str, str] | None, time: str | None) -> Whole:
@@ -73,20 +73,35 @@ def unstreamed(document: Document, states: Mapping[str, str] | None, time: str |
         source, plan = _with_new_axis(source, plan)
     plan.write(source.proto)
     source = Document(source.proto, source.folder)
-    step, chunks = fixed_step(source.proto, plan), source.copied()
-    by_frames = step is None and bool(states) and not _is_free(source, plan, False)
-    if by_frames:
-        chunks = chunks.fixed({axis_name(name, axis): 1 for name, axis in plan.inputs.items()})
-    work = chunks.proto
-    protobuf.remove_if(work.metadata_props, lambda prop: prop.key == KEY)
-    if step is None and not by_frames:
+    step, work = fixed_step(source.proto, plan), _unwritten(source)
+    if step is None:
         _in_one_chunk(work, plan)
-    elif not by_frames and _is_free(source, plan):
+        whole = Document(work, source.folder)
+        if not states or _is_free(source, plan) or _is_proved(whole, source, plan):
+            return Whole(whole, source, plan)
+        source = source.copied().fixed({axis_name(name, axis): plan.every for name, axis in plan.inputs.items()})
+        work = _unwritten(source)
+    elif _is_free(source, plan):
         for name, axis in plan.inputs.items():
             free_proto_dim(work, name, axis)
-    else:
-        _scanned(work, plan, step or 1, source)
-    return Whole(Document(work, source.folder), source, plan, by_frames)
+        return Whole(Document(work, source.folder), source, plan)
+    _scanned(work, plan, step or plan.every, source)
+    return Whole(Document(work, source.folder), source, plan, 0 if step else plan.every)
+
+
+def _unwritten(document: Document) -> onnx.ModelProto:
+    """A copy without the plan in its metadata."""
+    work = document.copied().proto
+    protobuf.remove_if(work.metadata_props, lambda prop: prop.key == KEY)
+    return work
+
+
+def _is_proved(whole: Document, source: Document, plan: Plan) -> bool:
+    """Whether a model is proved to compute from one chunk what it computes from several."""
+    try:
+        return prove_streaming(whole, source, plan, points=1, seconds=PROOF_SECONDS, whole_is_new=True).ok
+    except RnnLowerError:
+        return False
 
 
 def _with_axes(document: Document, plan: Plan, time: str) -> Plan:
@@ -94,7 +109,7 @@ def _with_axes(document: Document, plan: Plan, time: str) -> Plan:
     work, name, size = opened(document.copied(), time)
     inputs = axes_of(work, name)
     analysis = CausalityAnalysis(work.model, work.shape_info, inputs, True)
-    fed, outputs = {state.output for state in plan.states}, dict(plan.outputs)
+    fed, outputs, every = {state.output for state in plan.states}, dict(plan.outputs), plan.every
     try:
         analysis.run()
     except UnsupportedError as error:  # then use declared sizes
@@ -110,6 +125,7 @@ def _with_axes(document: Document, plan: Plan, time: str) -> Plan:
                     raise UnsupportedError(f"{unknown}, because {error}; {way}") from None
                 outputs[value.name] = axis
     else:
+        every = analysis.every if size is None else every
         for value in work.model.graph.outputs:
             info = analysis.infos[value]
             if value.name in outputs and info.axis is not None:
@@ -118,7 +134,7 @@ def _with_axes(document: Document, plan: Plan, time: str) -> Plan:
         if isinstance(place := outputs.get(value.name), int) and not has_axis(value, place):
             text = f"output '{value.name}' is declared with a rank of {len(protobuf.dims_of(value) or ())}"
             raise RnnLowerError(f"{text}, but its time axis is {place}; correct its declaration in the model")
-    return dataclasses.replace(plan, inputs=inputs, outputs=outputs)
+    return dataclasses.replace(plan, inputs=inputs, outputs=outputs, every=every)
 
 
 def _with_new_axis(document: Document, plan: Plan) -> tuple[Document, Plan]:
@@ -154,10 +170,10 @@ def _with_new_axis(document: Document, plan: Plan) -> tuple[Document, Plan]:
     return Document(work, document.folder), plan
 
 
-def _is_free(document: Document, plan: Plan, exactly: bool = True) -> bool:
-    """Whether recurrent nodes have all states of the model, so that its results do not depend on the chunks.
+def _is_free(document: Document, plan: Plan) -> bool:
+    """Whether recurrent nodes have all states of the model, which are inputs and outputs that nothing else reads.
 
-    exactly: whether their initial and final states must directly be inputs and outputs.
+    If so, the results do not depend on the chunks.
     """
     (name, axis), *_ = plan.inputs.items()
     work, symbol, _ = opened(document.copied(), axis_name(name, axis))
@@ -174,11 +190,9 @@ def _is_free(document: Document, plan: Plan, exactly: bool = True) -> bool:
             return False
         for letter in edit.read.operator.states:
             first, last = edit.read.inputs.get(f"initial_{letter}"), edit.read.outputs.get(f"Y_{letter}")
-            start = None if first is None else reshaped_input(first)
-            returned = set() if last is None else {str(value.name) for value in outputs_of(work.model, last)}
-            if last is None or start is None or fed.pop(str(start.name), None) not in returned:
+            if first is None or last is None or fed.pop(str(first.name), None) != last.name:
                 return False
-            if exactly and (start is not first or not last.is_graph_output()):
+            if not first.is_graph_input() or first.is_initializer() or first.is_graph_output() or len(first.uses()) > 1:
                 return False
     return not fed and all(state.first is None for state in plan.states)
 

@@ -113,23 +113,66 @@ DEPENDENT = {
 }
 
 
-@pytest.mark.parametrize("name", DEPENDENT)
-@pytest.mark.parametrize("length", [2, "T"])
+@pytest.mark.parametrize(
+    ("length", "name"), [(2, name) for name in DEPENDENT] + [("T", name) for name in DEPENDENT if name != "lengths"]
+)
 def test_what_depends_on_its_chunk_is_run_by_chunks(name, length, tmp_path, capsys):
     """A state that is the first one of the sequence for all frames, or lengths of the whole sequence, are others."""
     model = by_chunks(length, DEPENDENT[name], "ends" if name == "lengths" else "")
     onnx.save(model, tmp_path / "chunks.onnx")
     command = ["unstream", str(tmp_path / "chunks.onnx"), str(tmp_path / "whole.onnx"), "--state", "h=hn"]
-    assert cli.main([*command, "--time", "x[0]"]) == cli.DONE
-    assert ("each frame is one chunk" in capsys.readouterr().out) == (length == "T")
-    if length == "T" and name == "lengths":
-        return  # which are lengths of no single frame
+    assert cli.main([*command, "--time", "x[0]", "--check"]) == cli.DONE
+    assert ("in chunks of 1 frame, because" in capsys.readouterr().out) == (length == "T")
     rng, step = np.random.default_rng(0), 2 if length == 2 else 1
     x, h = rng.uniform(-1, 1, (6, 2, 3)).astype(np.float32), rng.uniform(-1, 1, (1, 2, 3)).astype(np.float32)
     session = rnn_lower.StreamingSession(model, states={"h": "hn"})
     parts = [session.run({"x": x[k : k + step], **({"h": h} if k == 0 else {})})["o"] for k in range(0, 6, step)]
     results = run_onnxruntime(onnx.load(tmp_path / "whole.onnx"), {"x": x, "h": h})
     close(results, [np.concatenate(parts), session.state["h"]])
+
+
+def test_states_in_one_input_are_proved_not_to_depend_on_chunks():
+    """As PyTorch exports several layers; each node reads a part of the state."""
+    model = by_chunks("T", "o = Tanh(y)")
+    graph = onnx.parser.parse_graph("""
+        g (float[T,2,3] x, float[2,2,3] h) => (o, hn) <int64 zero = {0}, int64[2] parts = {1, 1}, int64[1] one = {1}> {
+            a, b = Split <axis = 0> (h, parts)
+            y, an = GRU <hidden_size = 3> (x, W, R, , , a)
+            z = Squeeze (y, one)
+            o, bn = GRU <hidden_size = 3> (z, W, R, , , b)
+            hn = Concat <axis = 0> (an, bn)
+        }""")
+    graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name in "WR")
+    model.graph.CopyFrom(graph)
+    whole = rnn_lower.unstream(model, states={"h": "hn"}, axis="x[0]")
+    assert [node.op_type for node in whole.graph.node] == [node.op_type for node in model.graph.node]
+
+
+@pytest.mark.parametrize("end", ["o = Tanh(y)", "o = Add(y, h)"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_strides_need_several_frames(packed, end):
+    """Half of the frames go on; a chunk of one frame gives none."""
+    split, rows = ("a, b = Split <axis = 0> (s, parts)", 2) if packed else ("a = Identity(s)", 1)
+    last = "y, bn = GRU <hidden_size = 3> (z, W, R, , , b) hn = Concat <axis = 0> (an, bn)" if packed else ""
+    name = "hn" if not packed else "an"
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["" : 17]>
+        g (float[2,3,T] x, float[{rows},2,3] s) => (float[?,1,2,3] o, float[{rows},2,3] hn)
+        <int64[2] parts = {{1, 1}}, int64[1] one = {{1}}, int64 zero = {{0}}> {{
+            p = AveragePool <kernel_shape = [2], strides = [2]> (x)
+            xt = Transpose <perm = [2, 0, 1]> (p)
+            {split} h = Gather <axis = 0> (s, one_row)
+            w, {name} = GRU <hidden_size = 3> (xt, W, R, , , a)
+            z = Squeeze (w, one) {last or "y = Identity(w)"} {end}
+        }}""")
+    rng = np.random.default_rng(2)
+    weights = {name: rng.uniform(-1, 1, (1, 9, 3)).astype(np.float32) for name in "WR"} | {"one_row": np.array([0])}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    whole = rnn_lower.unstream(model, states={"s": "hn"}, axis="x[2]")
+    x, state = (rng.uniform(-1, 1, shape).astype(np.float32) for shape in ((2, 3, 6), (rows, 2, 3)))
+    session = rnn_lower.StreamingSession(model, states={"s": "hn"})
+    parts = [session.run({"x": x[:, :, k : k + 2], **({"s": state} if k == 0 else {})})["o"] for k in (0, 2, 4)]
+    close(run_onnxruntime(whole, {"x": x, "s": state}), [np.concatenate(parts), session.state["s"]])
 
 
 def test_an_output_that_is_declared_without_its_time_axis():
