@@ -86,9 +86,9 @@ class NodeRuns:
 
     def is_enough(self, index: int) -> bool:
         """Whether runs of each direction with three steps and rows of different lengths, if sizes allow, show."""
-        return not self._lacking(index) and (
-            bool(self._weights(index)) or self._tests(index, self._runs.get(index, ()))
-        )
+        if self._weights(index):
+            return not self._lacking(index)
+        return self._tests(index, self._runs.get(index, ()))
 
     def _lacking(self, index: int) -> list[tuple[int, int, int]]:
         """The weights of a node that no such run shows."""

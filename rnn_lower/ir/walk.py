@@ -18,10 +18,6 @@ from rnn_lower.options import OP_TYPES, QUANTIZED
 _HOLD_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
-TRAINED = "rnn_lower.trained"
-"""The key in the `meta` of a result that training_info reads, or weight that it sets, which onnx_ir does not model."""
-
-
 def output_names(node: ir.Node) -> tuple[str, ...]:
     """The names of the outputs of a node, which identify it in its graph."""
     return tuple(value.name or "" for value in node.outputs)
@@ -224,6 +220,10 @@ def plain_imports(imports: Mapping[str, int]) -> dict[str, int]:
     """The imports with one name for the default domain."""
     names = sorted(imports, reverse=True)  # the empty name comes last, and wins
     return {"" if name in DEFAULT_DOMAINS else name: imports[name] for name in names}
+
+
+TRAINED = "rnn_lower.trained"
+"""The key in the `meta` of a result that training_info reads, or weight that it sets, which onnx_ir does not model."""
 
 
 def is_read(value: ir.Value) -> bool:

@@ -115,9 +115,7 @@ def _at_length(known: Known, steps: int, left_out: set[str]) -> list[Sizes]:
     """The sizes to compare at one length of the sequence."""
     T, N, lengths = known.T, known.N, known.lengths
     if not known.has_lengths:
-        few = (1, 3) if not known.is_large or T is not None or known.compared > 1 else (1 + 2 * (steps % 2),)
-        rows = (N,) if N is not None else (2 if known.is_large else 5,) if steps == known.longer else few
-        return [(steps, count, None) for count in rows]
+        return [(steps, count, None) for count in _rows(known, steps)]
     if lengths is not None:
         if not steps and lengths.max(initial=0) > 0:  # a length beyond an empty sequence has no steps to read
             return []
@@ -133,6 +131,16 @@ def _at_length(known: Known, steps: int, left_out: set[str]) -> list[Sizes]:
     if is_partial:
         left_out.add(f"the nodes are compared only for {len(vectors)} values of sequence_lens")
     return [(steps, len(vector), vector) for vector in vectors]
+
+
+def _rows(known: Known, steps: int) -> tuple[int, ...]:
+    """The batch sizes to compare at one length of a sequence without sequence_lens."""
+    if known.N is not None:
+        return (known.N,)
+    if steps == known.longer:
+        return (2,) if known.is_large else (5,)
+    is_few = known.is_large and known.T is None and known.compared <= 1
+    return (1 + 2 * (steps % 2),) if is_few else (1, 3)
 
 
 def _large_batch(known: Known, largest: int, left_out: set[str]) -> list[Sizes]:

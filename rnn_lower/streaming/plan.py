@@ -194,7 +194,7 @@ def has_axis(value: onnx.ValueInfoProto, axis: object) -> bool:
 
 def _is_state(state: State, plan: Plan, *ends: onnx.ValueInfoProto) -> bool:
     """Whether a state has the type and the rank of its input and output, and known sizes."""
-    types = {value.type.tensor_type.elem_type for value in ends} - {onnx.TensorProto.UNDEFINED}  # of an output
+    types = {value.type.tensor_type.elem_type for value in ends} - {onnx.TensorProto.UNDEFINED}  # outputs need no type
     if state.first is None:
         return len(types) == 1
     ranks = {len(dims) for value in ends if (dims := protobuf.dims_of(value)) is not None}
