@@ -1,11 +1,13 @@
-"""How many wrong lowerings the proof rejects, and the default check: single-node mutants of lowered graphs.
+"""How many wrong lowerings the proof rejects, and the default check: mutants of lowered graphs and of originals.
 
     python tests/soak/mutants.py --count 5000 --seed 1 [--failures FOLDER]
 
-A mutant exchanges an operator, drops or swaps operands, swaps outputs of a Split or branches of a Where, turns a
-direction, shifts a slice, or changes a constant, by a tenth or by one unit in the last place. Whether it computes
-another function is decided by many more inputs, wider ones and each element on its own, than the check takes; for a
-constant that is off by a unit, by changing it by a tenth. Ends with what prove and check reject, by kind.
+A mutant of a lowered graph exchanges an operator, drops or swaps operands, swaps outputs of a Split or branches of a
+Where, turns a direction, gives one value the name of another, or changes a constant, by a tenth or by one unit in the
+last place. A mutant of an original changes an attribute of the node, leaves out or swaps its inputs, or changes a
+weight. Whether it computes another function is decided by many more inputs, wider ones and each element on its own,
+than the check takes; for a constant that is off by a unit, by changing it by a tenth. Ends with what prove and check
+reject, by kind. Each lowered graph with new names for all its values is equal, and has to be proved and to agree.
 """  # fmt: skip
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from strategies import random_case
 import rnn_lower
 from rnn_lower.checking import runners, samples
 from rnn_lower.modelio.document import Document
+from rnn_lower.sandbox.resource_limits import one_child
 
 EXCHANGES = {
     "Add": ("Sub", "Mul"), "Sub": ("Add",), "Mul": ("Add",), "Sigmoid": ("Tanh", "Identity"),
@@ -35,6 +38,7 @@ EXCHANGES = {
     "Less": ("Greater",), "Exp": ("Identity",), "Clip": ("Identity",), "Softsign": ("Tanh",), "Elu": ("Relu",),
     "LeakyRelu": ("Relu",), "ThresholdedRelu": ("Relu",), "HardSigmoid": ("Sigmoid",), "Softplus": ("Relu",),
 }  # fmt: skip
+EQUAL = "equal"
 ONE_INPUT = {"Identity", "Abs", "Relu", "Sigmoid", "Tanh"}
 
 
@@ -120,13 +124,15 @@ def other_initial_state(rng: np.random.Generator, node: onnx.NodeProto) -> bool:
 KINDS = (exchange, swap_operands, drop_operand, swap_outputs, swap_branches, turn, other_initial_state)
 
 
-def change_constant(rng: np.random.Generator, model: onnx.ModelProto, unit: bool = False) -> onnx.ModelProto | None:
+def change_constant(
+    rng: np.random.Generator, model: onnx.ModelProto, unit: bool = False, prefix: str = "node/"
+) -> onnx.ModelProto | None:
     """One element of one constant by a tenth, or an integer by one; unit: of a float, by one unit in the last place.
 
     Answers the model with the larger change, which is None when there is nothing to change.
     """
     floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16)
-    found = [t for graph in graphs_of(model.graph) for t in graph.initializer if t.name.startswith("node/")]
+    found = [t for graph in graphs_of(model.graph) for t in graph.initializer if t.name.startswith(prefix)]
     found = [tensor for tensor in found if np.prod(tensor.dims) and tensor.data_type != onnx.TensorProto.BOOL]
     found = [tensor for tensor in found if tensor.data_type in floats] if unit else found
     if not found:
@@ -186,6 +192,82 @@ def mutate(rng: np.random.Generator, model: onnx.ModelProto) -> Mutant | None:
     return Mutant(mutant, f"{kind.__name__} {before}", mutant) if kind(rng, node) else None
 
 
+def change_attribute(rng: np.random.Generator, node: onnx.NodeProto) -> str:
+    """Which attribute of a recurrent node has another value now."""
+    given = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+    changes: dict[str, object] = {"clip": given.get("clip", 1.0) * 0.3}
+    if given.get("direction") != b"bidirectional":
+        changes["direction"] = "forward" if given.get("direction") == b"reverse" else "reverse"
+    if names := given.get("activations"):
+        place = int(rng.integers(len(names)))
+        other = "Tanh" if names[place] != b"Tanh" else "Sigmoid"
+        changes["activations"] = [*names[:place], other.encode(), *names[place + 1 :]]
+    if given.get("activation_alpha"):
+        changes["activation_alpha"] = [value * 1.5 for value in given["activation_alpha"]]
+    if node.op_type == "GRU":
+        changes["linear_before_reset"] = 1 - given.get("linear_before_reset", 0)
+    if node.op_type == "LSTM":
+        changes["input_forget"] = 1 - given.get("input_forget", 0)
+    name = str(rng.choice(sorted(changes)))
+    kept = [attribute for attribute in node.attribute if attribute.name != name]
+    del node.attribute[:]
+    node.attribute.extend([*kept, onnx.helper.make_attribute(name, changes[name])])
+    return name
+
+
+def change_ends(rng: np.random.Generator, node: onnx.NodeProto) -> str:
+    """Which inputs or outputs of a recurrent node are left out or swapped now; empty if it has none to change."""
+    places = [place for place, name in enumerate(node.input) if name and place >= 3]
+    states = [place for place, name in enumerate(node.output) if name and place]
+    if len(states) == 2 and rng.random() < 0.3:
+        node.output[1], node.output[2] = node.output[2], node.output[1]
+        return "states"
+    if len(node.input) > 6 and node.input[5] and node.input[6] and rng.random() < 0.3:
+        node.input[5], node.input[6] = node.input[6], node.input[5]
+        return "initial states"
+    if not places:
+        return ""
+    place = int(rng.choice(places))
+    node.input[place] = ""
+    return ("B", "sequence_lens", "initial_h", "initial_c", "P")[place - 3]
+
+
+def mutate_original(rng: np.random.Generator, model: onnx.ModelProto) -> Mutant | None:
+    """A changed original: another attribute, other inputs or outputs of the node, or another constant."""
+    mutant = onnx.ModelProto()
+    mutant.CopyFrom(model)
+    chance = rng.random()
+    if chance < 0.3:
+        unit = chance < 0.1
+        plain = change_constant(rng, mutant, unit, prefix="")
+        return None if plain is None else Mutant(mutant, f"original: {'one unit' if unit else 'constant'}", plain)
+    node = next(node for _, node in nodes_of(mutant.graph) if node.op_type in ("RNN", "GRU", "LSTM"))
+    what = change_attribute(rng, node) if chance < 0.7 else change_ends(rng, node)
+    return Mutant(mutant, f"original: {what}", mutant) if what else None
+
+
+def with_new_names(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same model, each value of which, but for inputs and outputs of the model, has another name."""
+    renamed = onnx.ModelProto()
+    renamed.CopyFrom(model)
+    kept = {value.name for value in (*model.graph.input, *model.graph.output)} | {""}
+    kept |= {tensor.name for tensor in model.graph.initializer if not tensor.name.startswith("node/")}
+    made = {name for _, node in nodes_of(model.graph) if node.name.startswith("node/") for name in node.output}
+    new: dict[str, str] = {}
+
+    def rename(name: str) -> str:
+        lowered = name in made or name.startswith("node/")
+        return name if name in kept or not lowered else new.setdefault(name, f"value/{len(new)}")
+
+    for graph in graphs_of(renamed.graph):
+        for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+            value.name = rename(value.name)
+        for node in graph.node:
+            for ends in (node.input, node.output):
+                ends[:] = [rename(name) for name in ends]
+    return renamed
+
+
 def feeds_for(rng: np.random.Generator, case: Case, count: int) -> Iterator[dict[str, np.ndarray]]:
     """Inputs of the case's own sizes, at every scale, with every kind of length."""
     model = Document(build(case)[0]).model
@@ -226,63 +308,70 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--failures", type=Path)
     arguments = parser.parse_args()
-    rows = run(arguments.count, arguments.seed, arguments.failures)
-    kinds = collections.Counter(row.kind for row in rows)
+    with one_child():
+        rows = run(arguments.count, arguments.seed, arguments.failures)
+    wrong = [row for row in rows if row.kind != EQUAL]
+    kinds = collections.Counter(row.kind for row in wrong)
     for kind in sorted(kinds):
-        print(told(kind, [row for row in rows if row.kind == kind]))
-    print(told("all", rows))
-    return 0 if all(row.proved_wrong for row in rows) else 1
+        print(told(kind, [row for row in wrong if row.kind == kind]))
+    print(told("all", wrong))
+    equal = [row for row in rows if row.kind == EQUAL]
+    proved, same = sum(row.proof_right for row in equal), sum(row.check_right for row in equal)
+    print(f"equal: {len(equal)} models, prove accepts {proved}, check accepts {same}")
+    return 0 if all(row.proof_right for row in rows) else 1
 
 
 def told(kind: str, rows: Sequence[Row]) -> str:
-    proof, check = sum(row.proved_wrong for row in rows), sum(row.checked_wrong for row in rows)
+    proof, check = sum(row.proof_right for row in rows), sum(row.check_right for row in rows)
     return f"{kind}: {len(rows)} mutants, prove rejects {proof}, check rejects {check} ({check / len(rows):.1%})"
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A mutant that computes another function, and who noticed."""
+    """A mutant that computes another function, or an equal model, and who judged it right."""
 
     kind: str
-    proved_wrong: bool
-    checked_wrong: bool
+    proof_right: bool
+    check_right: bool
 
 
 def run(count: int, seed: int, failures: Path | None = None, checks: bool = True) -> list[Row]:
-    """Mutants that compute another function; those that the proof takes for the same are kept as files.
+    """As many mutants that compute another function, and the equal models; what the proof gets wrong is kept as files.
 
     checks: also run the check, which takes the longest.
     """
     rows: list[Row] = []
     rng = np.random.default_rng(seed)
-    while len(rows) < count:
+    while sum(row.kind != EQUAL for row in rows) < count:
         case, form = random_case(rng)
         case = case.replace(place="main", dtype="float", layout=0, opset=max(case.opset, 9))
         original, _ = build(case)
         if refused(original) or "Softplus" in (case.activations or ()):
             continue
         lowered = rnn_lower.lower(original, form=form)
-        for _ in range(4):
-            made = mutate(rng, lowered)
-            if made is None or not differs(rng, case, lowered, made.plain):
+        pairs = [(EQUAL, original, with_new_names(lowered))]
+        for index in range(6):
+            made = mutate(rng, lowered) if index < 4 else mutate_original(rng, original)
+            if made is None or (index >= 4 and refused(made.model)) or not differs(rng, case, lowered, made.plain):
                 continue
-            proved_wrong = not rnn_lower.prove(original, made.model).ok
-            row = Row(made.kind, proved_wrong, checks and checked_wrong(original, made.model))
-            rows.append(row)
-            if not row.proved_wrong and failures is not None:
+            pairs.append((made.kind, original, made.model) if index < 4 else (made.kind, made.model, lowered))
+        for kind, before, after in pairs:
+            right = rnn_lower.prove(before, after).ok == (kind == EQUAL)
+            rows.append(Row(kind, right, checks and agrees(before, after) == (kind == EQUAL)))
+            if not right and failures is not None:
                 failures.mkdir(parents=True, exist_ok=True)
                 name = f"{seed}_{len(rows)}"
-                onnx.save(original, failures / f"{name}_original.onnx")
-                onnx.save(made.model, failures / f"{name}_mutant.onnx")
-                (failures / f"{name}.txt").write_text(f"{made.kind}\n{form}\n{case}\n")
+                onnx.save(before, failures / f"{name}_original.onnx")
+                onnx.save(after, failures / f"{name}_other.onnx")
+                (failures / f"{name}.txt").write_text(f"{kind}\n{form}\n{case}\n")
     return rows
 
 
-def checked_wrong(original: onnx.ModelProto, mutant: onnx.ModelProto) -> bool:
+def agrees(original: onnx.ModelProto, other: onnx.ModelProto) -> bool:
     try:
-        return not rnn_lower.check(original, mutant).ok
+        return rnn_lower.check(original, other).ok
     except rnn_lower.RnnLowerError:
-        return True  # it does not run with the sampled inputs
+        return False  # it does not run with the sampled inputs
 
 
 if __name__ == "__main__":

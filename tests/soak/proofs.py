@@ -1,4 +1,4 @@
-"""Prove random lowerings: nodes of the tests' strategy in every form that they can take, or for every target.
+"""Prove random lowerings: nodes of the tests' strategy in every form and with fused directions, or for every target.
 
     python tests/soak/proofs.py --count 20000 --seed 1 [--targets]
 
@@ -19,6 +19,7 @@ from onenode import build
 from strategies import FORMS, random_case
 
 import rnn_lower
+from rnn_lower.sandbox.resource_limits import one_child
 from rnn_lower.targeting import TARGETS
 
 
@@ -28,7 +29,8 @@ def run(count: int, seed: int, targets: bool = False) -> collections.Counter[str
     rng = np.random.default_rng(seed)
     while found.total() < count:
         case, _ = random_case(rng)
-        wishes = [{"form": name} for name in FORMS]
+        fused = [{"fuse_directions": True}] if case.direction == "bidirectional" else []
+        wishes = [{**more, "form": name} for name in FORMS for more in ({}, *fused)]
         if targets:
             wishes = [{"target": name, "opset": max(case.opset, 13)} for name in TARGETS]
         for wish in wishes:
@@ -50,7 +52,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--targets", action="store_true")
     arguments = parser.parse_args()
-    found = run(arguments.count, arguments.seed, arguments.targets)
+    with one_child():
+        found = run(arguments.count, arguments.seed, arguments.targets)
     print(f"{found['proved']} lowerings proved, {found['not proved']} not")
     return 1 if found["not proved"] else 0
 
