@@ -227,15 +227,14 @@ def print_whole(
     """Print the states that `rnn-lower unstream` moved into the model."""
     if arguments.json:
         states = [{"input": state.input, "output": state.output, "of": state.node} for state in result.plan.states]
-        inputs = dict(result.plan.inputs)
-        print_json({"output": written, "states": states, "inputs": inputs, **_report_data(reports)})
+        inputs = {"inputs": dict(result.plan.inputs), "chunk": result.chunk or None}
+        print_json({"output": written, "states": states, **inputs, **_report_data(reports)})
         return
     for state in result.plan.states:
         _print(f"state {state.input} -> {state.output} is now inside the model")
     if result.chunk:
-        frames = "1 frame" if result.chunk == 1 else f"{result.chunk} frames"
         text = "the results are not proved to be the same for other lengths"
-        _print(f"the model runs in chunks of {frames}, because {text}")
+        _print(f"the model runs in chunks of {_count(result.chunk, 'frame')}, because {text}")
     _print_reports(arguments, reports)
     _print(f"wrote {written}" if written else NOTHING_WRITTEN)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import numpy as np
@@ -120,9 +121,11 @@ def test_what_depends_on_its_chunk_is_run_by_chunks(name, length, tmp_path, caps
     """A state that is the first one of the sequence for all frames, or lengths of the whole sequence, are others."""
     model = by_chunks(length, DEPENDENT[name], "ends" if name == "lengths" else "")
     onnx.save(model, tmp_path / "chunks.onnx")
-    command = ["unstream", str(tmp_path / "chunks.onnx"), str(tmp_path / "whole.onnx"), "--state", "h=hn"]
+    command = ["unstream", str(tmp_path / "chunks.onnx"), "-o", str(tmp_path / "whole.onnx"), "--state", "h=hn"]
     assert cli.main([*command, "--time", "x[0]", "--check"]) == cli.DONE
     assert ("in chunks of 1 frame, because" in capsys.readouterr().out) == (length == "T")
+    assert cli.main([*command, "--time", "x[0]", "--json"]) == cli.DONE
+    assert json.loads(capsys.readouterr().out)["chunk"] == (1 if length == "T" else None)
     rng, step = np.random.default_rng(0), 2 if length == 2 else 1
     x, h = rng.uniform(-1, 1, (6, 2, 3)).astype(np.float32), rng.uniform(-1, 1, (1, 2, 3)).astype(np.float32)
     session = rnn_lower.StreamingSession(model, states={"h": "hn"})
