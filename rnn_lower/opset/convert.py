@@ -29,6 +29,7 @@ from rnn_lower.ir.schemas import (
 )
 from rnn_lower.ir.walk import (
     Scope,
+    is_read,
     known_tensor,
     nodes,
     recurrent_nodes,
@@ -62,11 +63,9 @@ def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None =
     shape_info, names = ShapeInfo(model, outline), Names(used_names(model))
     changes = []
     for node, scope in nodes(model):
-        if (
-            node not in recurrent
-            and node.op_identifier() not in model.functions
-            and _differs(node, scope, opset, shape_info)
-        ):
+        if node in recurrent or node.op_identifier() in model.functions:
+            continue
+        if _without_mask(node, scope.opset, opset) or _differs(node, scope, opset, shape_info):
             changes.append((node, _converted(node, scope.opset, opset, shape_info)))
     for node, scope in recurrent.items():
         node.version = version_at(node.op_type, node.version or scope.opset)
@@ -125,6 +124,16 @@ def take_over(model: ir.Model, other: ir.Model) -> None:
 # -- one node ---------------------------------------------------------------------------------------------------------
 
 
+def _without_mask(node: ir.Node, current: int, opset: int) -> bool:
+    """Whether this removed the mask of a Dropout, whose type opset 10 changed, because nothing reads it."""
+    if node.op_identifier() != ("", "Dropout", "") or (current < 10) == (opset < 10):
+        return False
+    if len(node.outputs) < 2 or is_read(node.outputs[1]):
+        return False
+    node.resize_outputs(1)
+    return True
+
+
 def _differs(node: ir.Node, scope: Scope, opset: int, shape_info: ShapeInfo) -> bool:
     """Whether the node must be converted for the new opset."""
     old, new = (schema_of(node.op_type, version) for version in (scope.opset, opset))
@@ -158,9 +167,12 @@ def _differs(node: ir.Node, scope: Scope, opset: int, shape_info: ShapeInfo) -> 
         return False
     if signature_of(old) != signature_of(new) or scope.opset < 7 or new.deprecated:
         return True
-    # Since opset 7, operators with an unchanged signature only gained types, broadcasting (8), negative axes (11) and
-    # attribute values. The specifications of OneHot and ConvTranspose (11) differ in rare cases, but runtimes do not.
-    return opset < scope.opset and not (opset >= 8 and _accepts(new, node, shape_info))
+    # Since opset 7, operators with an unchanged signature only gained broadcasting (8), negative axes (11), attribute
+    # values and types, but Dropout (10), Erf (13), and ReduceLogSum and ReduceLogSumExp (28) also lost types. The
+    # specifications of OneHot and ConvTranspose (11) differ in rare cases, but runtimes do not.
+    if opset > scope.opset:
+        return bool(_wrong(node, new, shape_info.kind))
+    return opset < 8 or not _accepts(new, node, shape_info)
 
 
 def _accepts(schema: onnx.defs.OpSchema, node: ir.Node, shape_info: ShapeInfo) -> bool:

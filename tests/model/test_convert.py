@@ -241,6 +241,30 @@ def test_types_that_an_older_version_does_not_take():
         rnn_lower.lower(model, opset=13)
 
 
+@pytest.mark.parametrize(("before", "after"), [(7, 10), (9, 12), (7, 13), (11, 9)])
+def test_the_mask_of_a_dropout_changed_its_type(before, after):
+    """A mask that nothing reads is left out; one that is read cannot be converted."""
+    trial = one("Dropout", before)
+    graph = trial[1].graph
+    graph.node[1].output.append("mask")
+    mask = helper.make_tensor_value_info("mask", TensorProto.FLOAT if before < 10 else TensorProto.BOOL, [2, 3, 4, 5])
+    graph.value_info.append(mask)
+    means_the_same(trial, after)
+    graph.output.append(mask)
+    with pytest.raises(rnn_lower.UnsupportedError, match="mask"):
+        rnn_lower.lower(trial[1], opset=after)
+
+
+@pytest.mark.parametrize(("op", "before", "after"), [("Erf", 12, 13), ("ReduceLogSum", 18, 28)])
+def test_types_that_a_newer_version_does_not_take(op, before, after):
+    _, model, _ = one(op, before)
+    model.graph.node[0].op_type = "Identity"
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = TensorProto.INT64
+    with pytest.raises(rnn_lower.UnsupportedError, match=rf"opset {before} -> {after}: {op} .*[Oo]pset"):
+        rnn_lower.lower(model, opset=after)
+
+
 def test_the_remainder_of_floating_point_numbers():
     """Before opset 28 that takes fmod = 1."""
     _, model, _ = one("Mod", 28, (np.ones(1, np.float32),))
