@@ -137,7 +137,7 @@ def _rows(known: Known, steps: int) -> tuple[int, ...]:
     """The batch sizes to compare at one length of a sequence without sequence_lens."""
     if known.N is not None:
         return (known.N,)
-    if steps == known.longer:
+    if known.T is None and steps == known.longer:
         return (2,) if known.is_large else (5,)
     is_few = known.is_large and known.T is None and known.compared <= 1
     return (1 + 2 * (steps % 2),) if is_few else (1, 3)

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import rnn_lower
 from rnn_lower.driver.legalize_rest import LEGALIZED
 from rnn_lower.proving import field
+from rnn_lower.proving.cases import Known, choose_cases
 
 INFO = helper.make_tensor_value_info
 
@@ -746,3 +747,12 @@ def test_lengths_in_floats_are_proved(opset, form):
         lowered = rnn_lower.lower(model, form="loop" if T == "T" else form)
         proof = rnn_lower.prove(model, lowered)
         assert proof.ok, proof.reasons
+
+
+@pytest.mark.parametrize("weights", [1, 1_000_000])
+@pytest.mark.parametrize("steps", [5, 9])
+def test_a_known_length_is_compared_with_two_batch_sizes(steps, weights):
+    known = Known(T=steps, N=None, has_lengths=False, lengths=None, weights=weights, compared=0)
+    cases, _ = choose_cases(known, 2)
+    assert {case.T for case in cases} == {steps}
+    assert {1, 3} <= {case.N for case in cases}
