@@ -32,7 +32,7 @@ from rnn_lower.proving.new_faults import new_misdeclaration
 from rnn_lower.proving.node_proof import FAILURE
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof, Proof
 from rnn_lower.proving.size_functions import sizes_in
-from rnn_lower.proving.thresholds import MOST_COUNTED, compared_numbers, known_values
+from rnn_lower.proving.thresholds import MOST_COUNTED, Known, compared_numbers, known_values
 from rnn_lower.proving.whole_evaluator import COMPARISONS, FEW, NotRunError, WholeEvaluator
 from rnn_lower.proving.whole_inputs import (
     SIZES,
@@ -158,6 +158,13 @@ def _values(model: ir.Model) -> Iterator[ir.Value]:
     yield from (value for node, _ in nodes(model) for value in node.outputs)
 
 
+def _note_numbers(known: Known) -> None:
+    """Make each single float that constants compute a constant, as patterns of nodes require of their bounds."""
+    for value, array in known.items():
+        if value is not None and array.size == 1 and array.dtype.kind == "f":
+            value.const_value = ir.tensor(array)
+
+
 def _is_equal(a: Array, b: Array) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and np.array_equal(a, b)
 
@@ -203,6 +210,9 @@ class _Comparison:
         self.agreed = dict[str, bool]()
         self.declared = shapes_of(self.documents[0])
         self.kept = {str(value.name) for value in overridable_inputs(self.models[1])}
+        self.known = [known_values(model) for model in self.models]
+        for known in self.known:
+            _note_numbers(known)
 
     def difference(self) -> str:
         """Return the first difference, or "". Raises OutOfScopeError."""
@@ -337,10 +347,10 @@ class _Comparison:
         """The constants with which a model compares what depends on integers of the caller, and their neighbours."""
         dependent = set[ir.Value | None]().union(*(flow.elements for flow in self.flows))
         numbers = set[int]()
-        for model in self.models:
+        for model, known in zip(self.models, self.known, strict=True):
             comparing = [node for node, _ in nodes(model) if node.op_type in COMPARISONS]
             reading = [node for node in comparing if not dependent.isdisjoint(node.inputs)]
-            numbers.update(compared_numbers(reading, known_values(model)) if reading else ())
+            numbers.update(compared_numbers(reading, known))
         if len(numbers) > TRIED_NUMBERS:
             raise OutOfScopeError(f"the models compare integers with more than {TRIED_NUMBERS // 3} constants")
         return numbers

@@ -1011,3 +1011,27 @@ def test_states_before_their_update_are_collected():
     feeds = {"x": np.random.default_rng(1).standard_normal((2, 5, I)).astype(np.float32)}
     close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
     assert rnn_lower.prove(model, lowered)
+
+
+@pytest.mark.parametrize("step", [
+    "l = Cast<to = 1>(low) h = Cast<to = 1>(high) q = Clip(a, l, h)",
+    "l = Cast<to = 1>(low) h = Cast<to = 1>(high) m = Max(a, l) q = Min(m, h)",
+    "l = Cast<to = 1>(low) h = Neg(l) q = Clip(a, l, h)",
+])  # fmt: skip
+def test_bounds_that_constants_compute_are_proved(step):
+    """TorchScript exports torch.clamp with bounds that are constants of type double and are cast in each step."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[T, 2, 3] x) => (float[U, 2, 3] y) <double low = {{-0.3}}, double high = {{0.3}}, bool on = {{1}}> {{
+            zero = Constant<value_int = 0>() sizes = Shape(x) n = Gather(sizes, zero)
+            shape = Constant<value_ints = [2, 3]>() p0 = ConstantOfShape(shape)
+            last, y = Loop(n, on, p0) <body = b (int64 t, bool go, float[2, 3] p) => (bool go2, float[2, 3] q, float[2, 3] r) {{
+                row = Gather(x, t) a = Add(row, p) {step} r = Identity(q) go2 = Identity(on)
+            }}>
+        }}""")
+    unrolled = rnn_lower.lower(model, loops=True, dims={"T": 3})
+    proof = rnn_lower.prove(model, unrolled)
+    assert proof.ok, proof.nodes
+    numbers = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in unrolled.graph.initializer}
+    bound = next(tensor for tensor in unrolled.graph.initializer if numbers[tensor.name].ravel()[0] == np.float32(0.3))
+    bound.CopyFrom(onnx.numpy_helper.from_array(numbers[bound.name] * np.float32(1.01), bound.name))
+    assert not rnn_lower.prove(model, unrolled).ok
