@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from judge import close, run_onnxruntime
+from judge import close, proved_as_wholes, run_onnxruntime
 from onenode import Case, build
 from onnx import TensorProto, helper, numpy_helper
 
@@ -525,6 +525,28 @@ def test_parts_in_sequences(opset, split, joined):
     if not joined:
         assert "SplitToSequence" not in {node.op_type for node in lowered.graph.node}
         assert rnn_lower.prove(model, lowered)
+
+
+@pytest.mark.parametrize(("split", "keepdims", "stays"), [
+    ("", 0, False), ("", 1, False), (", one", 1, False), (", one", 0, True), (", two", 1, True),
+])  # fmt: skip
+@pytest.mark.parametrize("index", ["int64", "int32"])
+def test_parts_at_any_index(split, keepdims, stays, index):
+    """Of size 1; with one size and without keepdims, the specification and onnxruntime differ, so these stay."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[2, T, 3] x, {index} i) => (float y, float z, int64 n) <int64 one = {{1}}, int64 two = {{2}}, int64 last = {{-1}}> {{
+            parts = SplitToSequence <axis = -2, keepdims = {keepdims}> (x{split})
+            y = SequenceAt(parts, i) z = SequenceAt(parts, last) n = SequenceLength(parts)
+        }}""")
+    for value in model.graph.output[:2]:
+        value.type.tensor_type.ClearField("shape")
+    folded = rnn_lower.lower(model, fold=True)
+    assert ("SplitToSequence" in {node.op_type for node in folded.graph.node}) == stays
+    x = np.random.default_rng(1).standard_normal((2, 5, 3)).astype(np.float32)
+    for number in (0, 2, -1):
+        feeds = {"x": x, "i": np.array(number, index)}
+        close(run_onnxruntime(folded, feeds), run_onnxruntime(model, feeds))
+    assert stays or proved_as_wholes(model, folded).ok
 
 
 @pytest.mark.parametrize("opset", [7, 9, 11, 13])
