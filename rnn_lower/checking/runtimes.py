@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
@@ -48,7 +49,9 @@ def openvino(model: onnx.ModelProto, feeds: Feeds) -> list[Any]:
     with file_of(model) as path:
         compiled = core.compile_model(core.read_model(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
         results = compiled(dict(feeds))
-        return [np.array(results[k]) for k in range(len(model.graph.output))]
+        arrays = [np.array(results[place]) for place in range(len(compiled.outputs))]
+    is_bfloat16 = [output.get_element_type() == ov.Type.bf16 for output in compiled.outputs]  # returned as float16
+    return [a.view(ml_dtypes.bfloat16) if is_other else a for a, is_other in zip(arrays, is_bfloat16, strict=True)]
 
 
 def tract(model: onnx.ModelProto, feeds: Feeds) -> list[Any]:

@@ -37,6 +37,12 @@ def test_free_sizes_are_those_of_the_inputs(name):
     assert rnn_lower.check(model, rnn_lower.lower(model, target=here(name)), on=name, runs=2).ok
 
 
+def test_openvino_returns_bfloat16_in_arrays_of_float16():
+    model, _ = build(Case("GRU", 17, optional=("B",), dtype="bfloat16"))
+    report = rnn_lower.check(model, rnn_lower.lower(model, target=here("openvino")), on="openvino", runs=1)
+    assert report.ok, report
+
+
 def test_what_is_silently_wrong_there_is_seen():
     """OpenCV ignores the direction of a reverse GRU."""
     model, _ = build(Case("GRU", 17, optional=("B",), direction="reverse"))
