@@ -30,6 +30,9 @@ PARTIAL = (
 )  # fmt: skip
 """Operators that make NaN or infinity of some finite numbers."""
 
+FILLING = ("Clip", "Constant", "ConstantOfShape", "Pad")
+"""Operators that only copy or compare the numbers of their attributes, also infinite ones."""
+
 FINITE = frozenset({
     *ELEMENTWISE, *DATA_MOVEMENT, *MEASURING, "AveragePool", "BatchNormalization", "Constant", "ConstantOfShape",
     "Conv", "ConvTranspose", "CumSum", "DepthToSpace", "DequantizeLinear", "Dropout", "Einsum", "GatherElements",

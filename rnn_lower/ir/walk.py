@@ -16,6 +16,7 @@ from rnn_lower.ir.traits import DATA_MOVEMENT, ELEMENTWISE, MEASURING
 from rnn_lower.options import OP_TYPES, QUANTIZED
 
 _HOLD_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+_HOLD_FLOATS = (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS, ir.AttributeType.TENSOR)
 
 
 def output_names(node: ir.Node) -> tuple[str, ...]:
@@ -192,6 +193,18 @@ def integers(
     value = node.inputs[index] if index < len(node.inputs) else None
     array = None if value is None else array_of(value)
     return None if array is None or array.dtype.kind not in "iu" else [int(number) for number in np.ravel(array)]
+
+
+def has_infinite_attribute(node: ir.Node) -> bool:
+    """Whether an attribute contains NaN or infinity."""
+    return any(not _is_finite(attribute) for attribute in node.attributes.data.values())
+
+
+def _is_finite(attribute: ir.Attr) -> bool:
+    if attribute.is_ref() or attribute.type not in _HOLD_FLOATS:
+        return True
+    array = np.asarray(attribute.value.numpy() if attribute.type == ir.AttributeType.TENSOR else attribute.value)
+    return array.dtype.kind not in "fV" or bool(np.isfinite(array.astype(np.float64)).all())
 
 
 def subgraphs(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:

@@ -21,7 +21,7 @@ from rnn_lower.builder.versions import BROADCASTS_BY_RULE, CLIP_TAKES_DOUBLE, MA
 from rnn_lower.ir.padding import pads_of
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, schema_of
 from rnn_lower.ir.traits import FINITE
-from rnn_lower.ir.walk import NODE_MARK, constant, consumed_values, upstream
+from rnn_lower.ir.walk import NODE_MARK, constant, consumed_values, has_infinite_attribute, upstream
 from rnn_lower.legalize import data_movement
 from rnn_lower.legalize.call import Call, Pattern, PatternBuilder, Results, result_sizes
 
@@ -194,6 +194,8 @@ def _keeps_finite(b: PatternBuilder, node: ir.Node) -> bool:
             return source is not None
         return goal.bitwidth >= 32 and not (source.is_floating_point() and source.bitwidth > goal.bitwidth)
     if node.attributes.get_float("epsilon", 1.0) == 0.0:  # a variance of 0 would be a divisor
+        return False
+    if node.op_type != "Clip" and has_infinite_attribute(node):  # such as the value of a ConstantOfShape
         return False
     return node.domain in DEFAULT_DOMAINS and node.op_type in FINITE
 

@@ -108,6 +108,8 @@ class Call:
     def factor(self, name: str, default: float) -> Array:
         """The image of a float attribute as a constant of the element type, as which a graph may compute with it."""
         exact, is_limit = np.float32(self.attribute(name, default)), self.node.op_type == "ThresholdedRelu"
+        if not np.isfinite(exact):  # an infinite factor of 0 is NaN
+            raise OutOfScopeError(f"attribute '{name}' of {self.label} is {exact}")
         number = largest_at_most(float(exact), self.dtype) if is_limit else exact.astype(self.dtype.numpy())
         return self.field.number(float(number))
 

@@ -142,10 +142,9 @@ def _in_chunks(
         wanted = [chunked.begun(name, sum(lengths), whole[name], result) for name, result in pairs]
         compared.append((names, wanted, outputs))
     if chunked.plan.reset is not None and not trial.is_long:
-        by_session, by_input = chunked.reset_results(
-            lambda: StreamingSession(chunked.made, run=runner.original_results), feeds
-        )
-        compared.append(([*by_session], [*by_session.values()], [by_input[name] for name in by_session]))
+        reset = chunked.reset_results(lambda: StreamingSession(chunked.made, run=runner.original_results), feeds)
+        for by_session, by_input in reset:
+            compared.append(([*by_session], [*by_session.values()], [by_input[name] for name in by_session]))
     return compared
 
 

@@ -32,6 +32,9 @@ LONGEST = 600
 CHUNKS = (1, 2, 3)
 """The lengths of equal chunks that are always tried."""
 
+SHORT = 7
+"""Further trials have fewer frames than this, beyond those that the model remembers."""
+
 LONG, LARGEST = (64, 128, 384), 10_000_000
 """Two runs have as many frames, drawn between these numbers, in few chunks; and the most frames of any run."""
 
@@ -90,6 +93,12 @@ class ChunkedRuns:
         chosen = lengths if self.fixed_step is None else lengths[:1]
         steps = (self.remembered - (-length // self.step) for length in chosen)
         return [Trial(each, (LONG[0] + 1,), mixed=0, is_long=True) for each in steps]
+
+    def short_trials(self) -> list[Trial]:
+        """The trials of fewer frames than the others, if any output is that of the last frame."""
+        if LAST not in self.plan.outputs.values():
+            return []
+        return [Trial(steps, CHUNKS[:1], mixed=0, is_long=True) for steps in range(1, self.remembered + SHORT)]
 
     def trials_beyond(self) -> Iterator[Trial]:
         """Yield trials with chunks and other sizes beyond the numbers at which the streaming model may change.
@@ -180,9 +189,11 @@ class ChunkedRuns:
         for name, what in plan.outputs.items():
             pieces = [part[name] for part in parts]
             try:
-                outputs.append(
-                    pieces[-1] if what == LAST else pieces[0] if isinstance(what, str) else np.concatenate(pieces, what)
-                )
+                if isinstance(what, str):  # of a constant output, a piece that differs from the first one
+                    others = (piece for piece in pieces if what != LAST and not np.array_equal(piece, pieces[0]))
+                    outputs.append(pieces[-1] if what == LAST else next(others, pieces[0]))
+                else:
+                    outputs.append(np.concatenate(pieces, what))
             except ValueError as error:
                 raise RnnLowerError(f"the chunks of output '{name}' do not fit together: {one_line(error)}") from None
         return outputs
@@ -232,28 +243,29 @@ class ChunkedRuns:
         names = (name for name, counts in self.emitted.items() if not any(map(any, counts.values())))
         return next((f"output '{name}' is always empty" for name in names if any(self.wholes[name].values())), "")
 
-    def reset_results(self, make: Callable[[], StreamingSession], feeds: Feeds) -> tuple[Feeds, Feeds]:
-        """The outputs and states after two chunks: rows are reset between them by the session, and by input `reset`.
+    def reset_results(self, make: Callable[[], StreamingSession], feeds: Feeds) -> Iterator[tuple[Feeds, Feeds]]:
+        """Yield the outputs and states after two chunks: between them, the session or input `reset` resets rows.
 
-        Both are empty if the inputs are too short for two chunks.
+        These are every other row, the others, and all; nothing if the inputs are too short for two chunks.
         """
         name, axis = next(iter(self.plan.inputs.items()))
         frames = feeds[name].shape[axis]
         if frames < 2 * self.step:
-            return {}, {}
+            return
         length = self.fixed_step or frames // self.step // 2 * self.step
         chunks = [*self.pieces(feeds, [length, length])]
-        by_session, by_input = make(), make()
-        for session in (by_session, by_input):
-            session.run(chunks[0])
-        rows = np.arange(by_session.row_count(by_session.state)) % 2 == 0
-        try:
-            by_session.reset(rows)
-        except RnnLowerError:
-            rows[:] = True
-            by_session.reset()
-        wanted, results = by_session.run(chunks[1]), by_input.run({**chunks[1], str(self.plan.reset): rows})
-        return wanted | by_session.state, results | by_input.state
+        for chosen in ({0}, {1}, {0, 1}):
+            by_session, by_input = make(), make()
+            for session in (by_session, by_input):
+                session.run(chunks[0])
+            rows = np.isin(np.arange(by_session.row_count(by_session.state)) % 2, [*chosen])
+            try:
+                by_session.reset(rows)
+            except RnnLowerError:
+                rows[:] = True
+                by_session.reset()
+            wanted, results = by_session.run(chunks[1]), by_input.run({**chunks[1], str(self.plan.reset): rows})
+            yield wanted | by_session.state, results | by_input.state
 
     def calls(self, feeds: Feeds, index: int) -> Iterator[Feeds]:
         """Inputs in the shapes of `feeds` for consecutive runs; the first also has the caller's states."""

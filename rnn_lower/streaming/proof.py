@@ -174,7 +174,7 @@ def _limits(runs: ChunkedRuns, left_out: str) -> Iterator[str]:
 def _difference(runs: ChunkedRuns, index: int, field: Field, models: Sequence[ModelInterpreter]) -> str | None:
     """The first difference between chunks and the whole sequence, or None; some runs of point 0 are long."""
     trials = [Trial(runs.remembered + MORE, CHUNKS, mixed=1)]
-    further = (runs.long_trials, runs.trials_beyond) if index == 0 else ()
+    further = (runs.short_trials, runs.long_trials, runs.trials_beyond) if index == 0 else ()
     for trial in itertools.chain(trials, *(make() for make in further)):
         try:
             feeds = _sampled(runs, index, trial, field, models[0])
@@ -260,10 +260,10 @@ def _no_reset(runs: ChunkedRuns, field: Field, streaming: ModelInterpreter, feed
     """How rows that the input `reset` resets differ from rows that start anew, or ""."""
     if runs.plan.reset is None:
         return ""
-    wanted, results = runs.reset_results(lambda: _session(runs, field, streaming), feeds)
-    for name, array in _elements(field, wanted).items():
-        if why := _parts(array, _elements(field, results)[name]):
-            return f"after input '{runs.plan.reset}' has reset rows, '{name}' {why}"
+    for wanted, results in runs.reset_results(lambda: _session(runs, field, streaming), feeds):
+        for name, array in _elements(field, wanted).items():
+            if why := _parts(array, _elements(field, results)[name]):
+                return f"after input '{runs.plan.reset}' has reset rows, '{name}' {why}"
     return ""
 
 

@@ -708,3 +708,17 @@ def test_sizes_of_the_exporters_example_do_not_matter(sizes):
     assert rnn_lower.check(model, lowered, runs=6)
     lowered.graph.node[-1].op_type = "Sub"
     assert not rnn_lower.check(model, lowered, runs=6)
+
+
+def test_an_output_that_is_not_finite_hides_no_other_one():
+    """Sqrt of negative inputs is NaN; without negative inputs, Relu and Abs are the same."""
+    models = []
+    for op in ("Relu", "Abs"):
+        model, _ = build(Case("LSTM", 17, optional=("B",), dynamic=True))
+        for name, made in (("s", "Sqrt"), ("z", op)):
+            model.graph.node.append(helper.make_node(made, ["X"], [name]))
+            model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["T", "N", 3]))
+        models.append(model)
+    original, other = models
+    assert rnn_lower.check(original, rnn_lower.lower(original)).ok
+    assert not rnn_lower.check(original, rnn_lower.lower(other)).ok

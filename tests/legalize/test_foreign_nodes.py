@@ -487,3 +487,22 @@ def test_operands_that_nothing_reads_any_more_go():
     feeds = {"x": FLOATS[0, :2]}
     close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
     assert rnn_lower.prove(model, lowered)
+
+
+@pytest.mark.parametrize(("target", "op", "text"), [
+    ("aidge", "Where", "s = Shape(x) fill = ConstantOfShape<value = float[1] {-inf}>(s) m = Less(x, z) y = Where(m, x, fill)"),
+    ("portable", "LeakyRelu", "y = LeakyRelu<alpha = inf>(x)"), ("rknn", "LeakyRelu", "y = LeakyRelu<alpha = inf>(x)"),
+])  # fmt: skip
+def test_infinite_attributes_stay_out_of_products(target, op, text):
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[2, 3] x) => (float[2, 3] y)
+        <float z = {{0}}> {{ {text.replace("inf", "9999.0")} }}""")
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.FLOAT:
+                attribute.f *= np.inf
+            elif attribute.type == onnx.AttributeProto.TENSOR:
+                attribute.t.float_data[:] = [number * np.inf for number in attribute.t.float_data]
+    lowered = rnn_lower.lower(model, target=target, legalize_all=True)
+    assert op in {node.op_type for node in lowered.graph.node}
+    feeds = {"x": np.array([[1, -2, 3], [0, -5, 6]], np.float32)}
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))

@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 from judge import run_onnxruntime
 from layers import Stack, late_conv, lstm
+from onenode import Case, build
 from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
@@ -410,3 +411,64 @@ def test_frames_far_back_count_whatever_the_plan_states(dilation):
     made.graph.initializer.append(numpy_helper.from_array(np.array([[[0, 0.25, 1]]], np.float32), "J"))
     proof = rnn_lower.prove_streaming(model, with_plan(made, reach=0))
     assert not proof.ok or "only for the last" in proof.verdict
+
+
+@pytest.mark.parametrize("rows", ["all", "later ones"])
+def test_a_reset_that_some_rows_ignore_is_found(rows):
+    """If all are reset, or the first one is not."""
+    model = stack_of(lstm)
+    stream = rnn_lower.stream(model, axis="T", reset=True)
+    assert rnn_lower.prove_streaming(model, stream)
+    wrong = copied(stream)
+    for node in wrong.graph.node:
+        node.input[:] = ["some" if name == "reset" else name for name in node.input]
+    text = {
+        "all": "f = Cast<to = 7>(reset) least = ReduceMin<keepdims = 0>(f) every = Cast<to = 9>(least) on = Not(every)",
+        "later ones": "zero = Constant<value_int = 0>() on = Gather(reset, zero)",
+    }[rows]
+    nodes = onnx.parser.parse_graph(f"g (bool[N] reset) => (bool[N] some) {{ {text} some = And(reset, on) }}").node
+    made = [*nodes, *wrong.graph.node]
+    del wrong.graph.node[:]
+    wrong.graph.node.extend(made)
+    mask = np.array([rows == "all", True])
+    results = [rnn_lower.StreamingSession(each) for each in (stream, wrong)]
+    for session in results:
+        session.run({"x": X})
+    wanted, found = (session.run({"x": X, "reset": mask})["y"] for session in results)
+    assert np.abs(wanted - found).max() > 1e-3
+    assert not rnn_lower.prove_streaming(model, wrong)
+
+
+def with_counter(stream: onnx.ModelProto, output: str, text: str) -> onnx.ModelProto:
+    """A copy with a state `k` of one integer, in which these nodes compute `output` from `true` and `k_out` from `k`."""
+    made = copied(stream)
+    for node in made.graph.node:
+        node.output[:] = ["true" if name == output else name for name in node.output]
+        node.input[:] = ["true" if name == output else name for name in node.input]
+    graph = onnx.parser.parse_graph(f"g (int64[1] k, float[T, N, I] X) => (int64[1] k_out) {{ {text} }}")
+    made.graph.node.extend(graph.node)
+    made.graph.input.append(graph.input[0])
+    made.graph.output.append(graph.output[0])
+    states = json.loads(next(prop.value for prop in made.metadata_props if prop.key == KEY))["states"]
+    new = {
+        "input": "k", "output": "k_out", "dtype": "INT64", "shape": [["1", []]], "rows": None, "node": "counter",
+        "first": {"shape": [1], "npy": None},
+    }  # fmt: skip
+    return with_plan(made, states=[*states, states[0] | new])
+
+
+def test_an_output_that_changes_after_the_first_chunk_or_of_few_frames_is_found():
+    model, _ = build(Case("RNN", 17, outputs=("Y", "Y_h"), dynamic=True, N=2))
+    model.graph.input.append(helper.make_tensor_value_info("c", TensorProto.FLOAT, [3]))
+    model.graph.node.append(helper.make_node("Neg", ["c"], ["z"]))
+    model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [3]))
+    stream = rnn_lower.stream(model, axis="T")
+    assert rnn_lower.prove_streaming(model, stream)
+    later = with_counter(stream, "z", """one = Constant<value_ints = [1]>() k_out = Add(k, one) m = Min(k, one)
+        f = Cast<to = 1>(m) z = Add(true, f)""")  # fmt: skip
+    short = with_counter(stream, "Y_h", """seven = Constant<value_ints = [7]>() n = Shape<start = 0, end = 1>(X)
+        k_out = Add(k, n) few = Less(k_out, seven) no = Neg(true) Y_h = Where(few, no, true)""")  # fmt: skip
+    for wrong, output in ((later, "z"), (short, "Y_h")):
+        session = rnn_lower.StreamingSession(wrong)
+        assert session.run({"X": np.ones((6, 2, 3), np.float32), "c": np.ones(3, np.float32)})
+        assert f"output '{output}' differs" in rnn_lower.prove_streaming(model, wrong).verdict
