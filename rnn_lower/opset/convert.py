@@ -86,9 +86,12 @@ def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None =
 def converted(document: Document, opset: int) -> Document:
     """A copy at another opset, including recurrent nodes; a layout is kept even if the opset does not define it."""
     copy = document.copied()
-    convert_opset(copy.model, opset, copy.outline)
+    outline = copy.outline  # inference may find less at another opset
+    convert_opset(copy.model, opset, outline)
     restamp_rest(copy.model, keep_layout=True)
-    return Document(copy.write_back(), document.folder)
+    result = Document(copy.write_back(), document.folder)
+    result.shape_info = ShapeInfo(result.model, outline)
+    return result
 
 
 def restamp_rest(model: ir.Model, keep_layout: bool = False) -> None:

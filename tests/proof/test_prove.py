@@ -454,3 +454,16 @@ def test_a_name_that_is_longer_than_its_tensor():
     model.graph.node[0].name = "n" * 30_000
     lowered = rnn_lower.lower(model, target="onnxruntime")
     assert rnn_lower.prove(model, lowered)
+
+
+def test_inference_that_finds_less_at_another_opset_hides_no_size():
+    """Before opset 11, onnx infers nothing from a Concat along a negative axis, so that the name of N would be new."""
+    model, _ = build(Case("LSTM", 17, I=3, optional=("B",), dynamic=True))
+    x = next(value for value in model.graph.input if value.name == "X")
+    x.type.tensor_type.shape.dim[2].dim_value = 1
+    x.name = "left"
+    model.graph.input.append(onnx.helper.make_tensor_value_info("right", onnx.TensorProto.FLOAT, ["T", "N", 2]))
+    model.graph.node.insert(0, onnx.helper.make_node("Concat", ["left", "right"], ["X"], axis=-1))
+    lowered = rnn_lower.lower(model, opset=10)
+    assert any("N" in str(value) for value in lowered.graph.value_info)
+    assert rnn_lower.prove(model, lowered)
