@@ -20,11 +20,11 @@ from rnn_lower.builder.names import Names
 from rnn_lower.driver.plan import document_without_sequences
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.schemas import LOOPS
-from rnn_lower.ir.walk import constant, default_opset, used_names
+from rnn_lower.ir.walk import constant, default_opset, used_names, with_bodies
 from rnn_lower.loops.unrolling import behind_identity
 from rnn_lower.lowering.node import Dim
 from rnn_lower.modelio.document import Document
-from rnn_lower.options import Dims
+from rnn_lower.options import OP_TYPES, Dims
 from rnn_lower.proving.equations import OUTPUTS
 from rnn_lower.proving.model_inputs import chosen_inputs
 from rnn_lower.proving.whole import prove_whole
@@ -130,6 +130,9 @@ def _raise_region(model: ir.Model, region: Region, twin: ir.Model) -> Raised | N
     deadline, why = time.thread_time() + SECONDS, "its states are not updated as in an RNN, GRU or LSTM"
     if not region.op_type and any(_reads_number(loop) for loop in region.loops if loop.op_type == "Loop"):
         return Raised(region.name, why="its steps use their number for more than selecting their inputs")
+    if held := next((node.op_type for node in with_bodies(region.loops) if node.op_type in OP_TYPES), ""):
+        text = f"its steps contain a node {held}; lower the model first (rnn-lower lower), and raise the result"
+        return Raised(region.name, why=text)
     if any(_is_choice(node, shape_info) for loop in region.loops for node in loop.attributes["body"].as_graph()):
         why = (
             "its steps select values by a boolean condition (for example, a mask that skips steps in "

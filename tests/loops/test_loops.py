@@ -1035,3 +1035,28 @@ def test_bounds_that_constants_compute_are_proved(step):
     bound = next(tensor for tensor in unrolled.graph.initializer if numbers[tensor.name].ravel()[0] == np.float32(0.3))
     bound.CopyFrom(onnx.numpy_helper.from_array(numbers[bound.name] * np.float32(1.01), bound.name))
     assert not rnn_lower.prove(model, unrolled).ok
+
+
+def test_a_cell_that_is_a_recurrent_node_is_raised_once_it_is_lowered(tmp_path, capsys):
+    """As TorchScript exports an nn.RNNCell in a loop."""
+    rng = np.random.default_rng(0)
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[T, N, 3] x, float[N, 4] h) => (float[T, N, 4] y) <int64 zero = {0}, int64[1] first = {0}, bool on = {1}> {
+            sizes = Shape(x) n = Gather(sizes, zero)
+            last, y = Loop(n, on, h) <body = b (int64 t, bool go, float[N, 4] s) => (bool go2, float[N, 4] q, float[N, 4] r) {
+                row = Gather(x, t) rows = Unsqueeze(row, first) states = Unsqueeze(s, first)
+                unread, hn = RNN<hidden_size = 4>(rows, W, R, , , states)
+                q = Squeeze(hn, first) r = Identity(q) go2 = Identity(on)
+            }>
+        }""")
+    for name, columns in (("W", 3), ("R", 4)):
+        array = rng.uniform(-1, 1, (1, 4, columns)).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    onnx.save(model, tmp_path / "cell.onnx")
+    assert cli.main(["raise", str(tmp_path / "cell.onnx"), "-o", str(tmp_path / "out.onnx")]) == cli.DIFFERENT
+    assert "contain a node RNN; lower the model first" in capsys.readouterr().out
+    raised = rnn_lower.raise_loops(rnn_lower.lower(model))
+    assert [node.op_type for node in raised.graph.node].count("RNN") == 1
+    assert same(
+        model, raised, {"x": rng.normal(size=(5, 2, 3)).astype("f4"), "h": rng.normal(size=(2, 4)).astype("f4")}
+    )
