@@ -722,3 +722,14 @@ def test_an_output_that_is_not_finite_hides_no_other_one():
     original, other = models
     assert rnn_lower.check(original, rnn_lower.lower(original)).ok
     assert not rnn_lower.check(original, rnn_lower.lower(other)).ok
+
+
+@pytest.mark.parametrize(("changed", "ok"), [(1, True), (2, True), (40, False)])
+def test_rounding_excuses_few_other_integers(changed, ok):
+    """Of 200; rounding of the inputs, which the model may amplify, tells how many more."""
+    wanted = np.zeros(200, np.int64)
+    found = wanted + (np.arange(200) < changed)
+    for moved, excused in (((), ok), ([[wanted + (np.arange(200) < 20)]], True)):
+        comparison = Comparison(1e-4, 1e-6, rounding=True)
+        comparison.add(["index"], [wanted], [found], moved)
+        assert comparison.ok == excused
