@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
@@ -286,7 +287,11 @@ def _activations(
             f"the number of activations is {len(names)}, but {op} needs {per_direction} per direction, "
             f"{per_direction * num_directions} in all"
         )
-    flat, surprises = assign(names, attributes.get("activation_alpha", ()), attributes.get("activation_beta", ()))
+    alphas, betas = (attributes.get(name, ()) for name in ("activation_alpha", "activation_beta"))
+    for number in (*alphas, *betas):
+        if not math.isfinite(number):  # times 0, it would be NaN
+            raise InvalidNodeError(f"an activation has the parameter {number:g}; it must be finite")
+    flat, surprises = assign(names, alphas, betas)
     notes.extend(surprises)
     return tuple(flat[start : start + per_direction] for start in range(0, len(flat), per_direction))
 

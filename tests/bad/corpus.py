@@ -299,6 +299,8 @@ WRONG_VALUES: tuple[tuple[str, str, object, str, dict[str, Any]], ...] = (
     *((op, "clip", float("nan"), "attribute 'clip' is NaN; it must be a number", {}) for op in OPS),
     ("GRU", "clip", -1.0, "attribute 'clip' is -1; it must be positive", {}),
     ("LSTM", "clip", float("-inf"), "attribute 'clip' is -inf; it must be positive", {}),
+    ("RNN", "activation_alpha", [float("inf")], "an activation has the parameter inf; it must be finite", {}),
+    ("GRU", "activation_beta", [float("nan")], "an activation has the parameter nan; it must be finite", {}),
     ("RNN", "activations", ["Gelu"], "unknown activation 'Gelu'; known activations: ", {}),
     ("GRU", "activations", ["Sigmoid", "Swish"], "unknown activation 'Swish'; known activations: ", {}),
     ("LSTM", "activations", ["Sigmoid", "", "Tanh"], "unknown activation ''; known activations: ", {}),
