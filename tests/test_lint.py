@@ -648,3 +648,13 @@ def test_outputs_that_tract_does_not_return(nodes, is_lost):
         feeds = {"x": np.ones((3, 4), np.float32), "l": np.array([1, 2])}
         (found,) = RUNNERS["tract"][1](model, feeds)
         np.testing.assert_array_equal(found, run_onnxruntime(model, feeds)[0])
+
+
+@pytest.mark.parametrize("node", ["ConvTranspose (x, kernel)", "Slice (x, last, first, axis, back)"])
+def test_nodes_that_the_classic_engine_of_opencv_lacks(node):
+    """Transposed convolutions of rank 3 compute something else; what runs backwards is not loaded."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[1,2,4] x) => (float[1,A,B] y)
+        <float[2,1,2] kernel = {{1, 2, 3, 4}}, int64[1] last = {{-1}}, int64[1] first = {{-9}}, int64[1] axis = {{2}},
+         int64[1] back = {{-1}}> {{ y = {node} }}""")
+    (finding,) = rnn_lower.lint(model, "opencv@classic").findings
+    assert finding.op == node.split()[0]
