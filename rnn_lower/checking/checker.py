@@ -73,7 +73,7 @@ def compare_models(
         with contextlib.suppress(OriginalFails):
             compare(feeds, *models.results(feeds, agree))
     varied = is_same or bool(provided) or count == 1 or models.is_constant()
-    nothing = "" if is_same else comparison.nothing_compared(models.touched(), varied)
+    nothing = "" if is_same else comparison.nothing_compared(models.touched, varied)
     empty = [value.name for value in models.original.model.graph.inputs if 0 in map(plain_dim, value.shape or ())]
     if nothing and empty:
         nothing += f"; input '{empty[0]}' declares a size of 0, which onnxruntime takes as the actual size"

@@ -119,7 +119,7 @@ class ModelPair:
             keep(feeds)
             return feeds, expected, actual
 
-        touched = self.touched() or set(self.output_names)
+        touched = self.touched or set(self.output_names)
 
         def is_useful(run: tuple[Feeds, list[Any], list[Any]]) -> bool:
             """Whether nothing behind a recurrent node overflows, as native kernels then differ from each other."""
@@ -217,6 +217,7 @@ class ModelPair:
         """The original with functions inlined."""
         return inlined_document(self.original).model
 
+    @functools.cached_property
     def touched(self) -> set[str]:
         """The names of outputs that depend on a recurrent node."""
         recurrent = {node for node, _ in recurrent_nodes(self._plain)}
@@ -225,7 +226,7 @@ class ModelPair:
     def is_constant(self) -> bool:
         """Whether the compared outputs depend on no input, so that they are the same in all runs."""
         fed = _downstream(self._plain, set(required_inputs(self._plain)), set())
-        return not (self.touched() or set(self.output_names)) & fed
+        return not (self.touched or set(self.output_names)) & fed
 
     @functools.cached_property
     def _dead(self) -> set[int]:

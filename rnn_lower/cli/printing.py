@@ -227,8 +227,8 @@ def print_whole(
     """Print the states that `rnn-lower unstream` moved into the model."""
     if arguments.json:
         states = [{"input": state.input, "output": state.output, "of": state.node} for state in result.plan.states]
-        inputs = {"inputs": dict(result.plan.inputs), "chunk": result.chunk or None}
-        print_json({"output": written, "states": states, **inputs, **_report_data(reports)})
+        chunks = {"inputs": dict(result.plan.inputs), "chunk": result.chunk or None}
+        print_json({"output": written, "states": states, **chunks, **_report_data(reports)})
         return
     for state in result.plan.states:
         _print(f"state {state.input} -> {state.output} is now inside the model")

@@ -17,8 +17,7 @@ from rnn_lower.driver.plan import remove_unused
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.replacing import substitute
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.traits import FILLING
-from rnn_lower.ir.walk import Scope, has_infinite_attribute, nodes, used_names
+from rnn_lower.ir.walk import Scope, computes_with_infinity, nodes, used_names
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.legalizer import legalize_copy
 from rnn_lower.loops.model import MARK
@@ -90,7 +89,7 @@ def _legalize(model: ir.Model, target: Target, everything: bool) -> int:
     constants = ModelConstants(model, names)
     fixed, read = model.meta.get(FIXED, {}), list[ir.Value | None]()
     for node, scope, checker in unsupported:
-        if not (everything or _is_own(node, model)) or (node.op_type not in FILLING and has_infinite_attribute(node)):
+        if not (everything or _is_own(node, model)) or computes_with_infinity(node):
             continue
         name = node.name or node.op_type.lower()
         b = GraphBuilder(scope.opset, ir.DataType.FLOAT, names, constants.pool(scope), name)

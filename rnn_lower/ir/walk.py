@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, literal_of
-from rnn_lower.ir.traits import DATA_MOVEMENT, ELEMENTWISE, MEASURING
+from rnn_lower.ir.traits import DATA_MOVEMENT, ELEMENTWISE, FILLING, MEASURING
 from rnn_lower.options import OP_TYPES, QUANTIZED
 
 _HOLD_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
@@ -198,6 +198,11 @@ def integers(
 def has_infinite_attribute(node: ir.Node) -> bool:
     """Whether an attribute contains NaN or infinity."""
     return any(not _is_finite(attribute) for attribute in node.attributes.data.values())
+
+
+def computes_with_infinity(node: ir.Node) -> bool:
+    """Whether a node computes with NaN or infinity that an attribute contains, and not only copies it."""
+    return node.op_type not in FILLING and has_infinite_attribute(node)
 
 
 def _is_finite(attribute: ir.Attr) -> bool:

@@ -131,8 +131,8 @@ def _without_mask(node: ir.Node, current: int, opset: int) -> bool:
     """Whether this removed the mask of a Dropout, whose type opset 10 changed, because nothing reads it."""
     if node.op_identifier() != ("", "Dropout", "") or (current < 10) == (opset < 10):
         return False
-    if len(node.outputs) < 2 or is_read(node.outputs[1]):
-        return False
+    if len(node.outputs) < 2 or is_read(node.outputs[1]) or any(a.is_ref() for a in node.attributes.values()):
+        return False  # a function declares no type
     node.resize_outputs(1)
     return True
 

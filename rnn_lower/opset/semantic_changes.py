@@ -151,6 +151,10 @@ def _mask(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
     return {}
 
 
+def _type_of_mask(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
+    return "opset 10 changed the type of its mask" if any(map(is_read, node.outputs[1:2])) else {}
+
+
 def _one_shape(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
     branches = [branch.outputs for _, branch in subgraphs(node)]
     for pair in zip(*branches, strict=False):
@@ -174,6 +178,7 @@ CHANGES = (
     Change(("If",), 11, down=_one_shape),
     Change(("Max", "Mean", "Min", "Sum"), 8, down=_one_size),
     Change(("Flatten", "Squeeze", "Unsqueeze"), 11, down=_from_start),
+    Change(("Dropout",), 10, up=_type_of_mask, down=_type_of_mask),
     Change(("Dropout",), 12, up=_mask, down=_mask),
     Change(("Softmax", "LogSoftmax"), 13, down=_last_axis),  # onnx's converter flattens on the way up
     Change(("Hardmax",), 13, up=_last_axis),  # onnx has no converter for the way down

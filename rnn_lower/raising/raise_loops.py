@@ -131,7 +131,7 @@ def _raise_region(model: ir.Model, region: Region, twin: ir.Model) -> Raised | N
     if not region.op_type and any(_reads_number(loop) for loop in region.loops if loop.op_type == "Loop"):
         return Raised(region.name, why="its steps use their number for more than selecting their inputs")
     if held := next((node.op_type for node in with_bodies(region.loops) if node.op_type in OP_TYPES), ""):
-        text = f"its steps contain a node {held}; lower the model first (rnn-lower lower), and raise the result"
+        text = f"its steps contain a node {held}; lower the model first (rnn-lower lower), and try again"
         return Raised(region.name, why=text)
     if any(_is_choice(node, shape_info) for loop in region.loops for node in loop.attributes["body"].as_graph()):
         why = (

@@ -32,8 +32,8 @@ LONGEST = 600
 CHUNKS = (1, 2, 3)
 """The lengths of equal chunks that are always tried."""
 
-SHORT = 7
-"""Further trials have fewer frames than this, beyond those that the model remembers."""
+SHORT = (1, 2, 4)
+"""The numbers of frames of short trials."""
 
 LONG, LARGEST = (64, 128, 384), 10_000_000
 """Two runs have as many frames, drawn between these numbers, in few chunks; and the most frames of any run."""
@@ -95,10 +95,10 @@ class ChunkedRuns:
         return [Trial(each, (LONG[0] + 1,), mixed=0, is_long=True) for each in steps]
 
     def short_trials(self) -> list[Trial]:
-        """The trials of fewer frames than the others, if any output is that of the last frame."""
-        if LAST not in self.plan.outputs.values():
+        """The trials of fewer frames than the others, if the last frame is an output; none if there is one length."""
+        if LAST not in self.plan.outputs.values() or fixed_step(self.original.proto, self.plan) is not None:
             return []
-        return [Trial(steps, CHUNKS[:1], mixed=0, is_long=True) for steps in range(1, self.remembered + SHORT)]
+        return [Trial(steps, CHUNKS[:1], mixed=0, is_long=True) for steps in SHORT]
 
     def trials_beyond(self) -> Iterator[Trial]:
         """Yield trials with chunks and other sizes beyond the numbers at which the streaming model may change.
@@ -261,8 +261,9 @@ class ChunkedRuns:
             rows = np.isin(np.arange(by_session.row_count(by_session.state)) % 2, [*chosen])
             try:
                 by_session.reset(rows)
-            except RnnLowerError:
-                rows[:] = True
+            except RnnLowerError:  # the session can only reset all rows
+                if len(chosen) == 1:
+                    continue
                 by_session.reset()
             wanted, results = by_session.run(chunks[1]), by_input.run({**chunks[1], str(self.plan.reset): rows})
             yield wanted | by_session.state, results | by_input.state

@@ -14,8 +14,8 @@ import onnx_ir as ir
 
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import FIRST_TODAY
-from rnn_lower.ir.traits import DATA_MOVEMENT, ELEMENTWISE, FILLING, MEASURING
-from rnn_lower.ir.walk import has_infinite_attribute, known_tensor, opset_of, subgraphs
+from rnn_lower.ir.traits import DATA_MOVEMENT, ELEMENTWISE, MEASURING
+from rnn_lower.ir.walk import computes_with_infinity, known_tensor, opset_of, subgraphs
 from rnn_lower.transforms.certainty import is_certain, jumps, passes_rounding, rounds
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def evaluate_node(
     """
     if divides_by_zero(node, operands):
         raise ZeroDivisionError
-    if node.op_type not in FILLING and has_infinite_attribute(node):
+    if computes_with_infinity(node):
         raise ValueError(f"an attribute of {node.op_type} is infinite or NaN")
     if certain and not is_certain(node, operands):
         raise ValueError(f"runtimes do not agree on {node.op_type} of these operands")

@@ -18,10 +18,9 @@ from rnn_lower.builder.graph_builder import GraphBuilder, as_value
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, literal_of, schema_of, unfit
-from rnn_lower.ir.traits import FILLING
 from rnn_lower.ir.walk import (
+    computes_with_infinity,
     get_attribute,
-    has_infinite_attribute,
     known_tensor,
     nodes,
     recurrent_nodes,
@@ -114,7 +113,7 @@ def _fold_constants(model: ir.Model, should_fold: Callable[[ir.Node], bool | Non
     delicate = {node.outputs[0].name for node in delicate_nodes([(node, scope.opset) for node, scope in nodes(model)])}
 
     def is_chosen(node: ir.Node) -> bool | None:
-        if node.op_type not in FILLING and has_infinite_attribute(node):  # with which evaluators compute NaN
+        if computes_with_infinity(node):  # with which evaluators compute NaN
             return False
         return False if node.outputs and node.outputs[0].name in delicate else should_fold(node)
 

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import onnx_ir as ir
 
+from rnn_lower.builder.graph_builder import detach
 from rnn_lower.builder.names import Names
 from rnn_lower.ir.walk import get_attribute, known_tensor, nodes, used_names
 
@@ -31,16 +32,18 @@ def without_sequences(model: ir.Model) -> int:
         if node.graph is None or node.outputs[0].is_graph_output():
             continue
         parts = [_read(node, user, names) for user in users]
-        for user, made in zip(users, parts, strict=True) if all(parts) else ():
+        if not all(parts):
+            detach([*itertools.chain(*parts)])
+            continue
+        for user, made in zip(users, parts, strict=True):
             assert user.graph is not None
             output, part = user.outputs[0], made[-1].outputs[0]
             part.name, part.type, part.shape = output.name, output.type, output.shape
             output.replace_all_uses_with(part, replace_graph_outputs=True)
             user.graph.insert_before(user, made)
             user.graph.remove(user, safe=True)
-        if all(parts):
-            node.graph.remove(node, safe=True)
-            count += 1 + len(users)
+        node.graph.remove(node, safe=True)
+        count += 1 + len(users)
     return count
 
 

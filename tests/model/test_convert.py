@@ -253,6 +253,19 @@ def test_the_mask_of_a_dropout_changed_its_type(before, after):
     graph.output.append(mask)
     with pytest.raises(rnn_lower.UnsupportedError, match="mask"):
         rnn_lower.lower(trial[1], opset=after)
+    del graph.value_info[:], graph.output[1]
+    graph.node.append(helper.make_node("Cast", ["mask"], ["number"], to=TensorProto.FLOAT))
+    graph.output.append(helper.make_tensor_value_info("number", TensorProto.FLOAT, None))
+    with pytest.raises(rnn_lower.UnsupportedError, match="mask"):
+        rnn_lower.lower(trial[1], opset=after)
+
+
+def test_an_unread_mask_in_a_function_stays():
+    """Its node refers to an attribute of the function, so that it cannot be converted."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 9, "own" : 1]> g (float[2] x) => (float[2] y) { y = own.f<r = 0.5>(x) }
+        <opset_import: ["" : 9], domain: "own"> f <r> (a) => (b) { b, m = Dropout<ratio: float = @r>(a) }""")
+    lowered = rnn_lower.lower(model, opset=10)
+    close(run_onnxruntime(lowered, {"x": np.ones(2, np.float32)}), [np.ones(2, np.float32)])
 
 
 @pytest.mark.parametrize(("op", "before", "after"), [("Erf", 12, 13), ("ReduceLogSum", 18, 28)])
