@@ -366,7 +366,7 @@ def test_nested_functions_count_as_recurrent():
     model.functions.append(outer)
     from rnn_lower.checking.model_pair import ModelPair
 
-    assert ModelPair(model, model).touched() == {value.name for value in model.graph.output}
+    assert ModelPair(model, model).touched == {value.name for value in model.graph.output}
 
 
 def test_an_empty_sequence_in_a_canonical_scan_is_answered_with_what_serves():
