@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from rnn_lower.ir.walk import content_key
+from rnn_lower.proving.float_run import ROUNDED
 from rnn_lower.proving.report import OutputReport
 
 AMPLIFIED = 100
@@ -19,10 +20,8 @@ SATURATED = 1e-7
 """The least absolute tolerance for rounding: near their limits, runtimes compute functions only to so many digits."""
 
 
-ROUNDED, MORE_OFTEN = 0.01, 4
-"""The share of the integers of an output that may differ because a float was rounded the other way; or how many times
-as many as rounding of the inputs changes.
-"""
+MORE_OFTEN = 4
+"""How many times as many integers as rounding of the inputs changes may differ."""
 
 
 class Comparison:
@@ -93,7 +92,7 @@ class Comparison:
 
 
 def _is_discrete(wanted: Any, result: Any, moved: Sequence[Any]) -> bool:
-    """Whether both are integers, booleans or strings of one shape, of which rounding may change as many.
+    """Whether both are integers, booleans or strings of one shape that differ no more than by rounding.
 
     moved: the expected results if the inputs are rounded differently.
     """

@@ -247,7 +247,7 @@ def mutate_original(rng: np.random.Generator, model: onnx.ModelProto) -> Mutant 
 
 
 def with_new_names(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same model, each value of which, but for inputs and outputs of the model, has another name."""
+    """The same model with new names for all values that lowering emitted, except outputs of the model."""
     renamed = onnx.ModelProto()
     renamed.CopyFrom(model)
     kept = {value.name for value in (*model.graph.input, *model.graph.output)} | {""}
@@ -313,15 +313,15 @@ def main() -> int:
     wrong = [row for row in rows if row.kind != EQUAL]
     kinds = collections.Counter(row.kind for row in wrong)
     for kind in sorted(kinds):
-        print(told(kind, [row for row in wrong if row.kind == kind]))
-    print(told("all", wrong))
+        print(summary(kind, [row for row in wrong if row.kind == kind]))
+    print(summary("all", wrong))
     equal = [row for row in rows if row.kind == EQUAL]
     proved, same = sum(row.proof_right for row in equal), sum(row.check_right for row in equal)
     print(f"equal: {len(equal)} models, prove accepts {proved}, check accepts {same}")
     return 0 if all(row.proof_right for row in rows) else 1
 
 
-def told(kind: str, rows: Sequence[Row]) -> str:
+def summary(kind: str, rows: Sequence[Row]) -> str:
     proof, check = sum(row.proof_right for row in rows), sum(row.check_right for row in rows)
     return f"{kind}: {len(rows)} mutants, prove rejects {proof}, check rejects {check} ({check / len(rows):.1%})"
 
