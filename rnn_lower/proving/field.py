@@ -25,8 +25,14 @@ _CHUNK = 1 << 13
 _MANTISSA, _SIGN, _LAST = 52, 1 << 11, 1074
 """Of a float64: the bits of the mantissa, the place of the sign above the exponent, and minus the least power of 2."""
 
-_PIECE, _PIECES, _DEPTH = 11, 3, 512
+_FREE = 29
+"""The last bits of the mantissa that are 0 in floats of 32 bits, which makes them small."""
+
+_PIECE, _PIECES, _MOST_DEPTH = 11, 3, 2048
 """A product of 11 and 31 bits, summed up to 2048 times, is exact in float64; three pieces make an element."""
+
+_DEPTH, _WIDTH = 512, 256
+"""The rows of a matrix to multiply by at a time, or the columns if it lies in memory column by column."""
 
 _ELEMENTS = 1 << 22
 """The most elements of a product to compute at a time: its intermediate results need a multiple of their memory."""
@@ -60,6 +66,7 @@ class Field:
         self._last_bits, self._first_bits = (
             np.array([*bits, *(self.prime - bit for bit in bits)], np.uint64) for bits in (last_bits, first_bits)
         )
+        self._short_last_bits = self._modulo(self._last_bits << np.uint64(_FREE))
 
     # -- elements --------------------------------------------------------------------------------------------------
 
@@ -78,9 +85,13 @@ class Field:
 
     def _embed(self, numbers: Array) -> Array:
         bits = numbers.view(np.uint64)
-        powers = bits >> np.uint64(_MANTISSA)  # sign and exponent
-        mantissas = self._modulo(bits & np.uint64((1 << _MANTISSA) - 1))
-        result = self._modulo(mantissas * self._last_bits[powers] + self._first_bits[powers])
+        powers = (bits >> np.uint64(_MANTISSA)).view(np.int64)  # sign and exponent; numpy copies unsigned indices
+        mantissas = bits & np.uint64((1 << _MANTISSA) - 1)
+        if (mantissas & np.uint64((1 << _FREE) - 1)).any():
+            mantissas, last_bits = self._modulo(mantissas), self._last_bits
+        else:
+            mantissas, last_bits = mantissas >> np.uint64(_FREE), self._short_last_bits
+        result = self._modulo(mantissas * last_bits[powers] + self._first_bits[powers])
         for index in np.flatnonzero(~np.isfinite(numbers)):
             self.symbols.add(str(numbers[index]))
             result[index] = self.symbol(numbers[index])
@@ -146,10 +157,14 @@ class Field:
         rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
         self.products += rows.size * b.shape[1]
         total = np.zeros((len(rows), b.shape[1]), np.uint64)
-        count = max(1, _ELEMENTS // max(1, b.shape[1]))
-        for first, start in itertools.product(range(0, len(rows), count), range(0, rows.shape[1], _DEPTH)):
-            part = self._product(rows[first : first + count, start : start + _DEPTH], b[start : start + _DEPTH])
-            total[first : first + count] = self.add(total[first : first + count], part)
+        height = max(1, _ELEMENTS // max(1, b.shape[1]))
+        depth, width = (_DEPTH, max(1, b.shape[1])) if _by_rows(b) else (_MOST_DEPTH, _WIDTH)
+        starts = (
+            range(0, size, step) for size, step in zip((*rows.shape, b.shape[1]), (height, depth, width), strict=True)
+        )
+        for i, k, j in itertools.product(*starts):
+            part = self._product(rows[i : i + height, k : k + depth], b[k : k + depth, j : j + width])
+            total[i : i + height, j : j + width] = self.add(total[i : i + height, j : j + width], part)
         return total.reshape(*a.shape[:-1], b.shape[1])
 
     def _product(self, a: Array, b: Array) -> Array:
@@ -169,9 +184,8 @@ class Field:
         """A matrix of integers below 2^53 as float64, in memory that the next call overwrites."""
         if self._buffer.size < a.size:
             self._buffer = np.empty(a.size)
-        rows_first = abs(a.strides[0]) >= abs(a.strides[1])
         memory = self._buffer[: a.size]
-        result = memory.reshape(a.shape) if rows_first else memory.reshape(a.shape[::-1]).T
+        result = memory.reshape(a.shape) if _by_rows(a) else memory.reshape(a.shape[::-1]).T
         np.copyto(result, a.view(np.int64))  # processors convert signed integers faster
         return result
 
@@ -219,6 +233,11 @@ class Field:
         switch = np.where(signed > 0, switch, self.subtract(np.uint64(1), switch))  # type: ignore[arg-type]
         hard = (signed > 0).astype(np.uint64)
         return self.multiply(x, np.where(np.abs(signed) < SMALL, hard, switch))
+
+
+def _by_rows(matrix: Array) -> bool:
+    """Whether the elements of a row lie closer in memory than those of a column."""
+    return bool(abs(matrix.strides[0]) >= abs(matrix.strides[1]))
 
 
 def is_prime(number: int) -> bool:
