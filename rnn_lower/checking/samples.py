@@ -53,7 +53,10 @@ MOST_ELEMENTS = 1 << 30
 RANKS = (3, 2, 1, 4, 0)
 """Ranks for inputs that declare no shape."""
 
-INTEGER_LIMITS = (2, 1, 6, 100)
+INTEGERS = ((0, 2), (0, 1), (-9, 10), (0, 6), (0, 100))
+"""Ranges of integers, from the first number to below the second. Each run begins with another range; models take most
+integers for indices or choices, so that the others follow if a model does not run with the first."""
+
 LARGEST_FLOAT16 = 6e4
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -276,8 +279,8 @@ class _Draw:
         if dtype == ir.DataType.STRING:
             raise RnnLowerError("the model has string inputs; provide inputs (--inputs X.npz)")
         if dtype.is_integer():
-            limit = INTEGER_LIMITS[self.attempt % len(INTEGER_LIMITS)]
-            return self.rng.integers(0, limit, shape).astype(dtype.numpy())
+            low, high = INTEGERS[(2 * self.index + self.attempt) % len(INTEGERS)]
+            return self.rng.integers(low if dtype.is_signed() else 0, high, shape).astype(dtype.numpy())
         # Most steps share one scale, so that a large element does not hide small ones everywhere.
         together = [*shape[:-1], 1] if shape and self.rng.integers(4) else shape
         numbers = self.rng.uniform(0 if self.plan.positive else -1, 1, shape) * self.rng.choice(scales, together)

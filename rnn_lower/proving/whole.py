@@ -165,6 +165,16 @@ def _note_numbers(known: Known) -> None:
             value.const_value = ir.tensor(array)
 
 
+def _write_casts(document: Document) -> None:
+    """Make each CastLike to a known type a Cast, as folding does: nothing of its second operand but the type counts."""
+    for node, _ in nodes(document.model):
+        if node.op_type == "CastLike" and node.domain in DEFAULT_DOMAINS and node.inputs[1] is not None:
+            goal = document.dtype_of(node.inputs[1])
+            if goal is not None:
+                node.op_type, node.attributes["to"] = "Cast", ir.AttrInt64("to", goal)
+                node.resize_inputs(1)
+
+
 def _is_equal(a: Array, b: Array) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and np.array_equal(a, b)
 
@@ -189,6 +199,8 @@ class _Comparison:
     ) -> None:  # fmt: skip
         self.sources, self.documents = documents, [*map(document_without_sequences, documents)]
         self.models = [document.model for document in self.documents]
+        for document in self.documents:
+            _write_casts(document)
         self.points, self.seed, self.deadline, self.folded, self.exact = points, seed, deadline, folded, exact_sizes
         self.limits = set().union(*map(limits_of, self.documents))
         inputs = chosen_inputs(self.models[0])
@@ -373,7 +385,7 @@ class _Comparison:
     def _evaluator(self, document: Document, flow: IntegerFlow, field: Field, trial: Trial) -> WholeEvaluator:
         """The evaluator of one model for a trial."""
         evaluator = WholeEvaluator(field, document, self.folded, self.limits, self.deadline, flow)
-        evaluator.narrow = self.narrow
+        evaluator.narrow, evaluator.refuses_counters = self.narrow, self.exact
         evaluator.opaque, evaluator.of_sizes = self.opaque, self.of_sizes
         evaluator.trusted = None if document is self.documents[0] else self.declared
         if trial.large:

@@ -16,7 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.traits import DATA_MOVEMENT, RANDOM
+from rnn_lower.ir.traits import DATA_MOVEMENT, MEASURING, RANDOM
 from rnn_lower.ir.walk import subgraphs
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
@@ -57,10 +57,10 @@ class WholeEvaluator(ModelInterpreter):
     """Evaluate a whole model: known numbers as floats, an operator without an equation as a random function.
 
     flow: the values that depend on input integers.  opaque: recurrent nodes are random functions, too.  filled: the
-    values that were not empty.
+    values that were not empty.  refuses_counters: whether no state may count steps otherwise than in integers.
     """
 
-    opaque = False
+    opaque = refuses_counters = False
 
     def __init__(
         self, field: Field, document: Document, folded: bool, limits: Collection[float], deadline: float,
@@ -135,6 +135,13 @@ class WholeEvaluator(ModelInterpreter):
         self._use(results)  # stacking them would lose their symbols
         return results
 
+    def _check_state(self, node: ir.Node, index: int, before: Array, after: Array) -> None:
+        """Raise OutOfScopeError for a state that may count steps in floats or booleans, to numbers beyond all sizes."""
+        if not self.refuses_counters or after.dtype == np.int64 or np.array_equal(before, after):
+            return
+        if self._number(after) is not None or self.field.small(after) is not None:
+            raise OutOfScopeError(f"state {index} of {node.op_type} '{node.name}' may count steps, but is no integer")
+
     def _results(self, node: ir.Node) -> Sequence[Array]:
         own = node.domain in DEFAULT_DOMAINS
         if own and node.op_type in RANDOM:
@@ -171,7 +178,7 @@ class WholeEvaluator(ModelInterpreter):
             self._latest[node] = operands, results
             return results
         self._use(operands)
-        if own and node.op_type not in (*MOVES, *RINGS) and any(map(self._is_whole, node.inputs, operands)):
+        if own and node.op_type not in (*MOVES, *RINGS, *MEASURING) and any(map(self._is_whole, node.inputs, operands)):
             return self._unknown(node, operands)
         if own and node.op_type in CASTS and self._rounds(node, operands[0]) and operands[0] is not None:
             return [self.field.function(f"Cast to {self._goal(node)} {attributes_key(node)}", operands[0])]

@@ -240,6 +240,37 @@ def test_a_loop_that_stops_at_a_hundred_steps_is_not_raised():
     assert loops_of(rnn_lower.raise_loops(model)) == ["loop"]
 
 
+def _counts(kind):
+    """Nodes that count steps in the states b0 ... without integers and stop after 128 or 200; their type, and names."""
+    if kind == "digits":
+        digits = (
+            "up = Add (b0, one) over = Sub (up, nine) carry = Relu (over) tens = Mul (carry, ten) d0 = Sub (up, tens)"
+        )
+        return f"{digits} d1 = Add (b1, carry) go = Less (d1, twenty)", "float", 2
+    carried = ["b0", *(f"a{k}" for k in range(1, 7))]
+    bits = (f"d{k} = Xor (b{k}, {carried[k - 1]}) a{k} = And (b{k}, {carried[k - 1]})" for k in range(1, 7))
+    return " ".join(["d0 = Not (b0)", *bits, "go = Not (a6)"]), "bool", 7
+
+
+@pytest.mark.parametrize("kind", ["bits", "digits"])
+def test_a_loop_that_counts_its_steps_without_integers_is_not_raised(kind):
+    nodes, dtype, count = _counts(kind)
+    before, after = ([f"{letter}{k}" for k in range(count)] for letter in "bd")
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[T,2,3] x, float[2,3] s) => (float[2,3] last)
+        <int64 zero = {{0}}, bool yes = {{1}}, bool none_bool = {{0}}, float none_float = {{0}}, float one = {{1}},
+         float nine = {{9}}, float ten = {{10}}, float twenty = {{20}}> {{
+        sizes = Shape (x) steps = Gather (sizes, zero)
+        last, {", ".join(f"end{k}" for k in range(count))} = Loop (steps, yes, s{f", none_{dtype}" * count}) <body = b
+            (int64 i, bool c, float[2,3] h, {", ".join(f"{dtype} {name}" for name in before)}) =>
+            (bool go, float[2,3] new, {", ".join(f"{dtype} {name}" for name in after)}) {{
+            row = Gather (x, i) sum = Add (row, h) new = Tanh (sum) {nodes} }}> }}""")
+    onnx.checker.check_model(model, full_check=True)
+    feeds = {"x": np.random.default_rng(0).normal(size=(300, 2, 3)).astype("f4"), "s": np.zeros((2, 3), "f4")}
+    raised = rnn_lower.raise_loops(model)
+    assert same(model, raised, feeds)
+    assert loops_of(raised) == [""]
+
+
 @pytest.mark.parametrize(
     ("before", "inside"),
     [

@@ -276,6 +276,24 @@ def test_defaults_that_nobody_could_give_stay():
     assert all(set(next(samples.Samples(ir.from_proto(model)).candidates(index))) == {"X"} for index in range(3))
 
 
+@pytest.mark.parametrize("other", ["Mul (k, k)", "Abs (k)", "Mod (k, fifty)"])
+def test_integers_that_are_numbers_are_large_and_negative(other):
+    model, _ = build(Case("GRU", 17, T=5, N=2, outputs=("Y_h",)))
+    (y,) = model.graph.output
+    model.graph.input.append(helper.make_tensor_value_info("k", INT64, [2, 1]))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(50), "fifty"))
+    scale = onnx.parser.parse_graph(
+        "g (int64[2,1] k) => (float scaled) { factor = Identity (k) f = Cast <to = 1> (factor) }"
+    )
+    model.graph.node.extend([*scale.node, helper.make_node("Mul", [y.name, "f"], ["scaled"])])
+    y.name = "scaled"
+    changed = rnn_lower.lower(model)
+    (node,) = (node for node in changed.graph.node if list(node.output) == ["factor"])
+    node.CopyFrom(onnx.parser.parse_node(f"factor = {other}"))
+    assert rnn_lower.check(model, rnn_lower.lower(model)).ok
+    assert not rnn_lower.check(model, changed).ok
+
+
 @pytest.mark.parametrize("way", ["Abs", "Add", "Clip", "Max", "Mul", "Where", "Cast"])
 def test_integers_reach_what_they_pick(way):
     """Rows of an embedding that one model lacks are asked for, whatever the numbers go through on their way there."""

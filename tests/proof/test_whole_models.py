@@ -302,6 +302,29 @@ def test_folding_removes_what_the_new_opset_lacks():
     assert not rnn_lower.prove(model, lowered)
 
 
+@pytest.mark.parametrize(
+    ("inputs", "nodes"),
+    [
+        ("", "i = Cast <to = 7> (x) s = Shape (i) n = Cast <to = 1> (s) z = ReduceSum (n)"),
+        ("", "i = Cast <to = 7> (x) s = Size (i) z = Cast <to = 1> (s)"),
+        ("", "z = CastLike (a, x)"), ("", "z = CastLike (half, x)"), (", int64[2] k", "z = CastLike (k, x)"),
+        ("", "i = CastLike (x, a) z = Cast <to = 1> (i)"),
+    ],
+)  # fmt: skip
+def test_folded_sizes_and_types_of_what_is_cast_are_proved(inputs, nodes):
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 18]> main (float[3, 1, 2] x{inputs}) => (z, float[3, 1, 1, 3] y)
+        <int64 a = {{7}}, double half = {{0.5}}, float[1, 3, 2] w = {{{", ".join(["0.5"] * 6)}}},
+         float[1, 3, 3] r = {{{", ".join(["0.25"] * 9)}}}>
+        {{ {nodes} y = RNN <hidden_size = 3> (x, w, r) }}
+    """)
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
+    lowered = rnn_lower.lower(model, fold=True)
+    kept = {node.op_type for node in lowered.graph.node}
+    assert not kept & {"CastLike", "Shape", "Size"}
+    assert rnn_lower.prove(model, lowered)
+
+
 RANK = (
     "r = Shape(x) k = Size(r) c = Equal(k, four) u = Add(one, one) n = Mul(x, u) "
     "y = If(c) <then_branch = never () => (o3) {v = Add(u, three) o1 = Mul(n, v) p, q = Split<axis = 1>(n) "
