@@ -302,14 +302,14 @@ class Interpreter:
         if {*attributes.get("scan_input_directions", ()), *attributes.get("scan_output_directions", ())} - {0, 1}:
             raise WrongError(f"Scan '{node.name}' has a direction other than 0 or 1")
         axes, backwards = _axes(attributes, "scan_input", len(sequences))
-        sequences = [
-            np.moveaxis(sequence, axis, 0)[:: -1 if back else 1]
+        slices = [
+            self._slices(sequence, axis)[:: -1 if back else 1]
             for sequence, axis, back in zip(sequences, axes, backwards, strict=True)
         ]
-        if len({len(sequence) for sequence in sequences}) != 1:
+        if len({len(each) for each in slices}) != 1:
             raise WrongError(f"the sequences of Scan '{node.name}' have different lengths")
         steps = []
-        for step in zip(*sequences, strict=True):
+        for step in zip(*slices, strict=True):
             results = self._body(body, [*states, *step])
             if any(new.shape != old.shape for new, old in zip(results, states, strict=False)):
                 raise WrongError(f"a state of Scan '{node.name}' changes its shape")
@@ -317,11 +317,15 @@ class Interpreter:
                 self._check_state(node, index, before, after)
             states = results[:count]
             steps.append(results[count:])
-        if not len(sequences[0]):
+        if not steps:
             raise NoStepsError
         axes, backwards = _axes(attributes, "scan_output", len(body.outputs) - count)
         rows = zip(_stacked(steps, body.outputs[count:]), axes, backwards, strict=True)
         return [*states, *(np.moveaxis(row[:: -1 if back else 1], 0, axis) for row, axis, back in rows)]
+
+    def _slices(self, sequence: Array, axis: int) -> list[Array]:
+        """The parts of a sequence of which each step of a Scan receives one."""
+        return list(np.moveaxis(sequence, axis, 0))
 
 
 def _axes(attributes: Mapping[str, Sequence[int]], name: str, count: int) -> list[Sequence[int]]:

@@ -135,6 +135,12 @@ class WholeEvaluator(ModelInterpreter):
         self._use(results)  # stacking them would lose their symbols
         return results
 
+    def _slices(self, sequence: Array, axis: int) -> list[Array]:
+        numbers = self._number(sequence)
+        if numbers is None or sequence.dtype != np.uint64:
+            return super()._slices(sequence, axis)
+        return [self._known(part) for part in np.moveaxis(numbers, axis, 0)]
+
     def _check_state(self, node: ir.Node, index: int, before: Array, after: Array) -> None:
         """Raise OutOfScopeError for a state that may count steps in floats or booleans, to numbers beyond all sizes."""
         if not self.refuses_counters or after.dtype == np.int64 or np.array_equal(before, after):

@@ -1068,6 +1068,24 @@ def test_bounds_that_constants_compute_are_proved(step):
     assert not rnn_lower.prove(model, unrolled).ok
 
 
+@pytest.mark.parametrize(
+    ("step", "axis"), [("w = Tanh (e)", 0), ("n = Neg (e) w = Max (e, n)", 0), ("w = Mul (e, e)", 1)]
+)
+def test_a_scan_over_a_constant_is_folded_and_proved(step, axis):
+    numbers = ", ".join(map(str, np.random.default_rng(0).standard_normal(18).round(3)))
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[3] h) => (float[3] last, float[U, 3] all) <float[{"6, 3" if axis == 0 else "3, 6"}] q = {{{numbers}}}> {{
+            last, all = Scan <num_scan_inputs = 1, scan_input_axes = [{axis}], scan_input_directions = [1], body = b
+                (float[3] s, float[3] e) => (float[3] t, float[3] u) {{ {step} a = Add (w, s) t = Tanh (a) u = Identity (t) }}> (h, q)
+        }}""")
+    unrolled = rnn_lower.lower(model, loops=True)
+    assert loops_of(unrolled) == []
+    assert rnn_lower.prove(model, unrolled)
+    (tensor, *_) = (tensor for tensor in unrolled.graph.initializer if tensor.data_type == FLOAT)
+    tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor) * np.float32(1.01), tensor.name))
+    assert not rnn_lower.prove(model, unrolled)
+
+
 def test_a_cell_that_is_a_recurrent_node_is_raised_once_it_is_lowered(tmp_path, capsys):
     """As TorchScript exports an nn.RNNCell in a loop."""
     rng = np.random.default_rng(0)
