@@ -20,7 +20,7 @@ def test_killed_at_random_moments(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("stride", [12, pytest.param(5, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("stride", [12, pytest.param(5, marks=pytest.mark.grid)])
 def test_killed_before_every_line_that_handles_files(number, stride, tmp_path):
     tally = every_line(0.1, number, tmp_path, stride=stride)
     assert tally.faults == []
