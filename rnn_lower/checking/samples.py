@@ -38,6 +38,9 @@ LENGTHS = (5, 40, 1, 19)
 SCALES = ((1.0,), (0.1, 1.0, 10.0), (1.0, 10.0, 100.0, 1e4))
 """Factors for numbers in [-1, 1], by run; one is drawn for each step or element."""
 
+EMPTY = 1 / 8
+"""The share of frames of zeros, in some runs."""
+
 LARGEST_STATE = 100.0
 """The largest factor for initial states: a closed gate passes on its rounding error, 6e-8, times the state."""
 
@@ -284,6 +287,9 @@ class _Draw:
         # Most steps share one scale, so that a large element does not hide small ones everywhere.
         together = [*shape[:-1], 1] if shape and self.rng.integers(4) else shape
         numbers = self.rng.uniform(0 if self.plan.positive else -1, 1, shape) * self.rng.choice(scales, together)
+        kept = self.rng.random([*shape[:-1], 1] if shape else ()) > EMPTY
+        if self.index % 3 == 1 and not self.plan.positive and kept.any():  # frames of zeros may end a sequence
+            numbers = numbers * kept
         largest = LARGEST_FLOAT16 if dtype == ir.DataType.FLOAT16 else math.inf
         return np.asarray(np.clip(numbers, -largest, largest).astype(dtype.numpy()))
 

@@ -96,7 +96,8 @@ def _relu_by_clip(b: PatternBuilder, call: Call) -> Results:
 
 def _clip_by_min_max(b: PatternBuilder, call: Call) -> Results:
     low, high = call.parameters["min"], call.parameters["max"]
-    if b.opset < MAX_BROADCASTS or (low is None and high is None):
+    is_nan = any(bound is not None and math.isnan(bound) for bound in (low, high))  # onnxruntime's Clip ignores it
+    if b.opset < MAX_BROADCASTS or (low is None and high is None) or is_nan:
         return None
     if high is None:
         return [b.op_direct("Max", call.x, _number_like(b, low, call.x), name=call.name)]

@@ -79,8 +79,11 @@ def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None =
             if domain in imports:
                 imports[domain] = opset
     for node, scope in [*nodes(model)]:
-        if node.op_type == "Constant" and node.domain == "" and isinstance(scope.graph, ir.Graph):
-            _move_integers(node, scope.graph, opset, names)
+        if node.op_type == "Constant" and node.domain == "" and _lacks_type(node, opset):
+            if not isinstance(scope.graph, ir.Graph):
+                text = f"opset {opset} has no Constant of the type of '{node.outputs[0].name}' in {scope.path}"
+                raise UnsupportedError(f"{text}, and functions have no initializers; convert to opset 9 or newer")
+            _move_constant(node, scope.graph, names)
 
 
 def converted(document: Document, opset: int) -> Document:
@@ -364,11 +367,18 @@ def _put_in_place(
     return list(zip(old_values, new_values, strict=True))
 
 
-def _move_integers(node: ir.Node, graph: ir.Graph, opset: int, names: Names) -> None:
-    """Replace a Constant whose type its opset does not have, such as integers before 9, with an initializer."""
-    old, tensor, schema = node.outputs[0], known_tensor(node.outputs[0]), schema_of("Constant", opset)
-    if tensor is None or schema is None or f"tensor({tensor.dtype.name.lower()})" in schema.outputs[0].types:
-        return
+def _lacks_type(node: ir.Node, opset: int) -> bool:
+    """Whether an opset has no Constant of the type of this one, such as integers before 9."""
+    tensor, schema = known_tensor(node.outputs[0]), schema_of("Constant", opset)
+    if tensor is None or schema is None:
+        return False
+    return f"tensor({tensor.dtype.name.lower()})" not in schema.outputs[0].types
+
+
+def _move_constant(node: ir.Node, graph: ir.Graph, names: Names) -> None:
+    """Replace a Constant with an initializer."""
+    old, tensor = node.outputs[0], known_tensor(node.outputs[0])
+    assert tensor is not None
     named = ir.tensor(tensor.numpy(), tensor.dtype, name=old.name)
     new = ir.Value(name=old.name, type=old.type, shape=ir.Shape(tensor.shape.numpy()), const_value=named)
     if old.is_graph_output():  # which an initializer must not be

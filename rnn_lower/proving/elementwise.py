@@ -239,6 +239,8 @@ def _clip(call: Call) -> Array:
     x, (low, high) = call[0], bounds_of(call)
     if x.dtype == np.int64:
         return np.asarray(np.clip(x, low, high))
+    if any(bound is not None and np.any(bound == call.field.symbol(np.nan)) for bound in (low, high)):
+        raise OutOfScopeError(f"a bound of {call.label} is NaN, which some runtimes ignore")
     x = call.real(0) if low is None else scalar_functions.maximum(call.field, x, low)
     return x if high is None else scalar_functions.minimum(call.field, x, high)
 

@@ -39,7 +39,7 @@ OPERATORS = {**ELEMENTWISE, **PRODUCTS, **MOVEMENT, **REDUCTIONS, **WINDOWS}
 MOST_PASSES = 100_000
 """Limit on the body executions of one run; nodes of up to 10,000 steps need fewer than half as many."""
 
-MOST_ELEMENTS, FEW = 1 << 28, 1 << 13
+MOST_ELEMENTS, FEW = 1 << 25, 1 << 12
 """The most elements of one value, and a size so small that no operator on two such values exceeds that limit."""
 
 FREQUENT = ("Add", "Sub", "Mul", "Div", "Sigmoid", "Tanh", "Where", "MatMul", "Less", "Min", "Max")

@@ -64,7 +64,7 @@ def _integer_states(document: Document, known: Known) -> Iterator[tuple[ir.Value
             count = len(body.inputs) - node.attributes.get_int("num_scan_inputs", 0)
             for begin, state, result in zip(node.inputs[:count], body.inputs, body.outputs, strict=False):
                 array, dtype = known.get(begin, constant(begin)), document.dtype_of(state)
-                if dtype is not None and dtype.is_integer() and (array is None or array.size == 1):
+                if dtype is not None and dtype.is_integer():
                     yield None if array is not None else begin, state, result
 
 

@@ -12,6 +12,7 @@ from rnn_lower.ir.schemas import LOOPS
 from rnn_lower.ir.traits import MEASURING
 from rnn_lower.ir.walk import Scope, constant, nodes, subgraphs, upstream
 from rnn_lower.proving.call import OutOfScopeError, cast_type
+from rnn_lower.proving.counting_states import check_counting
 from rnn_lower.proving.element_types import WIDE_INTEGERS
 from rnn_lower.proving.model_inputs import chosen_inputs
 from rnn_lower.proving.whole_evaluator import COMPARE, COMPARISONS
@@ -134,6 +135,9 @@ def _most_steps(model: ir.Model, known: Known) -> int:
     sizes. The position i - 5 * (i / 100), for example, differs from i at no size that is tried.
     """
     loops = [node for node, _ in nodes(model) if node.op_type in LOOPS]
+    for node in loops:
+        for _, body in subgraphs(node):
+            check_counting(body, _whole_states(node, body))
     inputs = [value for node in loops for _, body in subgraphs(node) for value in body.inputs]
     waiting = [value for value in inputs if _is_integer(value)]
     seen, read = set(waiting), list[ir.Value | None]()
@@ -157,6 +161,14 @@ def _most_steps(model: ir.Model, known: Known) -> int:
     return _sum_of_numbers(read, known, seen)
 
 
+def _whole_states(node: ir.Node, body: ir.Graph) -> dict[ir.Value, ir.Value]:
+    """The states of a Loop or a Scan that are integers or booleans: before and after a step."""
+    scanned = node.attributes.get_int("num_scan_inputs", 0)
+    before, after = (body.inputs[2:], body.outputs[1:]) if node.op_type == "Loop" else (body.inputs, body.outputs)
+    pairs = zip(before[: len(before) - scanned], after, strict=False)
+    return {value: result for value, result in pairs if _is_integer(value) or value.dtype == ir.DataType.BOOL}
+
+
 def _is_integer(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_integer()
 
@@ -173,7 +185,8 @@ def _sum_of_numbers(read: list[ir.Value | None], known: Known, seen: set[ir.Valu
         if array is not None:
             total += max(map(abs, _numbers(array)), default=0)
         elif value is not None and value not in seen and (node := value.producer()) is not None:
-            if node.op_type not in OF_SIZES:
+            is_table = node.op_type in TABLES and known.get(node.inputs[0], constant(node.inputs[0])) is not None
+            if node.op_type not in OF_SIZES or is_table:  # no size that is tried need reach each row
                 raise OutOfScopeError(f"{node.op_type} '{node.name}' computes what a loop adds to the number of a step")
             seen.add(value)
             read += () if node.op_type in MEASURING else node.inputs

@@ -183,8 +183,10 @@ class WholeEvaluator(ModelInterpreter):
             self._follow_rounding(node, operands, numbers, results)
             self._latest[node] = operands, results
             return results
+        if own and node.op_type in MEASURING:
+            return super()._results(node)
         self._use(operands)
-        if own and node.op_type not in (*MOVES, *RINGS, *MEASURING) and any(map(self._is_whole, node.inputs, operands)):
+        if own and node.op_type not in (*MOVES, *RINGS) and any(map(self._is_whole, node.inputs, operands)):
             return self._unknown(node, operands)
         if own and node.op_type in CASTS and self._rounds(node, operands[0]) and operands[0] is not None:
             return [self.field.function(f"Cast to {self._goal(node)} {attributes_key(node)}", operands[0])]

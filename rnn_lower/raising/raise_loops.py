@@ -130,6 +130,8 @@ def _raise_region(model: ir.Model, region: Region, twin: ir.Model) -> Raised | N
     deadline, why = time.thread_time() + SECONDS, "its states are not updated as in an RNN, GRU or LSTM"
     if not region.op_type and any(_reads_number(loop) for loop in region.loops if loop.op_type == "Loop"):
         return Raised(region.name, why="its steps use their number for more than selecting their inputs")
+    if not region.op_type and any(node.op_type == "Softplus" for node in with_bodies(region.loops)):
+        return Raised(region.name, why="onnxruntime computes infinity for the activation Softplus above 88.7")
     if held := next((node.op_type for node in with_bodies(region.loops) if node.op_type in OP_TYPES), ""):
         text = f"its steps contain a node {held}; lower the model first (rnn-lower lower), and try again"
         return Raised(region.name, why=text)

@@ -71,12 +71,14 @@ class ChunkedRuns:
     rows: by output, the rows of a frame along its stream axis in the last run.  emitted: by output and number of input
     frames so far, the numbers of frames so far.  wholes: by output and number of input frames, the frames of the
     original.  missing: by output, how many of these only come when the stream goes on.
+    counters: the inputs that count frames, and the magnitude of the numbers with which they begin.
     """
 
     def __init__(self, original: Document, streaming: Document, plan: Plan, seed: int) -> None:
         self.original, self.made, self.plan, self.seed = original, streaming, plan, seed
         self.fixed_step = fixed_step(streaming.proto, plan)
         self.step = self.fixed_step or plan.every
+        self.counters: Mapping[str, int] = {}
         self.remembered = min(-(-plan.reach // self.step), LONGEST)
         self.chunks = self.borders = 0
         self.rows: dict[str, int] = {}
@@ -108,10 +110,10 @@ class ChunkedRuns:
         Other sizes of 1 and 2 are always tried, because a size of 1 may be repeated.
         Raises OutOfScopeError if a number is too large.
         """
-        of_sizes = counted_numbers(self.made.model, sizes_in(self.made, self.plan.counters).values)
+        of_sizes = counted_numbers(self.made.model, sizes_in(self.made, self.counters).values)
         old = counted_numbers(self.original.model)
         shared = sorted(number for number in of_sizes if number <= MOST_COUNTED)[-MOST_SHARED:]
-        numbers = {*(counted_numbers(self.made.model) - old), *shared}
+        numbers = {*(counted_numbers(self.made.model) - old), *shared, *self.counters.values()}
         is_free = fixed_step(self.original.proto, self.plan) is None
         others = defaultdict[str, list[tuple[str, int]]](list)
         for name, axis, label in free_dims(declared_shapes(self.original.model)):

@@ -11,7 +11,7 @@ from rnn_lower.shapes.size_values import LONGEST, SizeValue, computed_sizes, con
 from rnn_lower.shapes.sizes import TIME, UNKNOWN, Size, computed, linear, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext
 from rnn_lower.streaming.data_flow import makers_of
-from rnn_lower.transforms.evaluate import computed_constants, evaluate_node
+from rnn_lower.transforms.evaluate import MOST_ELEMENTS, computed_constants, evaluate_node, most_elements
 
 
 def content_of(ctx: RuleContext) -> AxisInfo | None:
@@ -99,8 +99,11 @@ class Constants:
             return
         if any(not self._is_small(value) for value in node.inputs):
             return
+        arrays = [self.get(value) for value in node.inputs]
+        if most_elements(node.op_type, arrays) > MOST_ELEMENTS:
+            return
         try:
-            results = evaluate_node(node, [self.get(value) for value in node.inputs], opset)
+            results = evaluate_node(node, arrays, opset)
         except Exception:  # then the result stays unknown
             return
         pairs = zip([value for value in node.outputs if value.name], results, strict=True)

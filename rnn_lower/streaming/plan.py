@@ -87,13 +87,6 @@ class Plan:
                 values[state.input] = np.broadcast_to(state.first, shape).copy()
         return values
 
-    @property
-    def counters(self) -> list[str]:
-        """The inputs that count frames: integer states of one element that are not the caller's, and `reset`."""
-        firsts = {state.input: state.first for state in self.states if state.first is not None}
-        counting = [name for name, first in firsts.items() if first.dtype.kind in "iu" and first.size == 1]
-        return [*counting, *filter(None, (self.reset,))]
-
     def write(self, model: onnx.ModelProto) -> None:
         data = dataclasses.asdict(self) | {"schema": SCHEMA, "states": [_packed(state) for state in self.states]}
         entry = next((prop for prop in model.metadata_props if prop.key == KEY), None) or model.metadata_props.add(

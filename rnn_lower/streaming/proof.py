@@ -22,6 +22,7 @@ from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.walk import constant
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.call import OutOfScopeError, WrongError, known
+from rnn_lower.proving.counting_states import check_counting, counting, parts
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.interpreter import NoStepsError
 from rnn_lower.proving.model_inputs import fixed_sizes, overrides
@@ -112,10 +113,15 @@ def prove_streaming(
         return verdict(DIFFERENT, faults[0])
     clips, declared = limits_of(original), shapes_of(original)
     narrow = types_of(original)
-    of_sizes = {**sizes_in(original, ()).functions, **sizes_in(streaming, plan.counters).functions}
+    try:
+        counters = _counters(streaming, plan)
+    except OutOfScopeError as error:
+        return verdict(OUT_OF_SCOPE, str(error))
+    of_sizes = {**sizes_in(original, ()).functions, **sizes_in(streaming, counters).functions}
     rounded = {**known_values(original.model), **known_values(streaming.model)}
     for folded in (True, False):  # constants that were computed before, such as sums of biases, are rounded
         chunked = ChunkedRuns(original, streaming, plan, seed)
+        chunked.counters = counters
         try:
             difference = ""
             for point in range(points):
@@ -158,6 +164,27 @@ def _faults(original: Document, streaming: Document, plan: Plan, whole_is_new: b
             faults.append(f"initializer '{name}' has changed")
     pair = (streaming, original) if whole_is_new else (original, streaming)
     return faults + new_faults(*pair)
+
+
+def _counters(streaming: Document, plan: Plan) -> dict[str, int]:
+    """The inputs that count frames, and the magnitude of the numbers with which they begin.
+
+    These are integer states of one element, all others that no data and no input but `reset` decides, and `reset`.
+    """
+    graph = streaming.model.graph
+    values = {value.name: value for value in (*graph.inputs, *graph.outputs)}
+    firsts = {state.input: state.first for state in plan.states if state.first is not None}
+    held = {state.input: parts(values[state.input], values[state.output]) for state in plan.states}
+    states = {before: after for name in firsts for before, after in held[name].items()}
+    given = (value for value in graph.inputs if value.name not in firsts and value.name != plan.reset)
+    alone = counting(graph, states, given)
+    check_counting(graph, alone)
+    counters = {
+        name: int(np.abs(first.astype(np.float64)).max(initial=0))
+        for name, first in firsts.items()
+        if (first.dtype.kind in "iu" and first.size == 1) or held[name].keys() <= alone.keys()
+    }
+    return counters if plan.reset is None else counters | {plan.reset: 0}
 
 
 def _limits(runs: ChunkedRuns, left_out: str) -> Iterator[str]:

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from judge import close, every_node, run_onnxruntime
+from judge import close, every_node, proved_as_wholes, run_onnxruntime
 from onenode import Case, build
 from onnx import helper, numpy_helper
 
@@ -239,6 +239,23 @@ def test_attributes_of_narrow_floats(node, target):
     lowered = rnn_lower.lower(model, target=target, legalize_all=True)
     close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds), 2e-3)
     assert rnn_lower.prove(model, lowered)
+
+
+@pytest.mark.parametrize("bound", ["low", "high"])
+def test_a_bound_that_is_nan_is_not_taken_for_a_number(bound):
+    """onnxruntime's Clip ignores it, and its Max and Min return it."""
+    bounds = {"low": -1, "high": 1, bound: np.nan}
+
+    def model(nodes):
+        made = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+            g (float[4] x) => (float[4] y) {{ {nodes} }}""")
+        made.graph.initializer.extend(numpy_helper.from_array(np.float32(bounds[name]), name) for name in bounds)
+        return made
+
+    clip = model("y = Clip (x, low, high)")
+    lowered = rnn_lower.lower(clip, target="jaxonnxruntime", legalize_all=True)
+    assert [node.op_type for node in lowered.graph.node] == ["Clip"]
+    assert not proved_as_wholes(clip, model("a = Max (x, low) y = Min (a, high)"))
 
 
 @pytest.mark.parametrize(("sizes", "shape", "is_kept"), [

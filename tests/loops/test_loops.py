@@ -252,6 +252,28 @@ def _counts(kind):
     return " ".join(["d0 = Not (b0)", *bits, "go = Not (a6)"]), "bool", 7
 
 
+@pytest.mark.parametrize(("function", "raised"), [("Softplus", False), ("Softsign", True)])
+def test_an_activation_that_overflows_in_the_node_stays_in_the_loop(function, raised):
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[T,2,3] x, float[2,3] s) => (float[2,3] last)
+        <float[3] b = {{0.5, 0.25, -0.5}}> {{ last = Scan <num_scan_inputs = 1, body = b (float[2,3] h, float[2,3] e) => (float[2,3] n)
+        {{ a = Add (e, b) n = {function} (a) }}> (s, x) }}""")
+    made = rnn_lower.raise_loops(model)
+    assert (loops_of(made) == []) == raised
+    feeds = {"x": np.full((4, 2, 3), 300, np.float32), "s": np.zeros((2, 3), np.float32)}
+    close(run_onnxruntime(made, feeds), run_onnxruntime(model, feeds))
+
+
+def test_a_loop_whose_steps_a_table_counts_is_not_raised():
+    table = np.arange(300)
+    table[80:280] -= 1
+    model = keras_gru()
+    model.graph.initializer.extend(constants(table=table))
+    at = [node.op_type for node in model.graph.node].index("Loop")
+    model.graph.node[at].input[0] = "few"
+    model.graph.node.insert(at, helper.make_node("Gather", ["table", "trips"], ["few"]))
+    assert loops_of(rnn_lower.raise_loops(model)) == ["loop"]
+
+
 @pytest.mark.parametrize("kind", ["bits", "digits"])
 def test_a_loop_that_counts_its_steps_without_integers_is_not_raised(kind):
     nodes, dtype, count = _counts(kind)

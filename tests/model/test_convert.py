@@ -401,3 +401,13 @@ def test_a_converted_node_of_a_function_declares_no_type(before, after):
         one = Constant <value_ints = [1]> () u = Unsqueeze (x, one) s = Squeeze (u, one) y = RNN <hidden_size = 2> (s, w, r) }}""")
     lowered = rnn_lower.lower(model, opset=after)
     assert rnn_lower.prove(model, lowered)
+
+
+def test_integers_in_functions_below_opset_9_are_refused():
+    """No Constant can contain them, and functions have no initializers."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17, "my" : 1]> g (float[2,6] x) => (float[3,4] y)
+        { y = my.f (x) } <domain: "my", opset_import: ["" : 17]> f (a) => (b) {
+            s = Constant <value = int64[2] {3, 4}> () b = Reshape (a, s) }""")
+    assert rnn_lower.lower(model, opset=9).opset_import[0].version == 9
+    with pytest.raises(rnn_lower.UnsupportedError, match="functions have no initializers"):
+        rnn_lower.lower(model, opset=8)

@@ -294,6 +294,21 @@ def test_integers_that_are_numbers_are_large_and_negative(other):
     assert not rnn_lower.check(model, changed).ok
 
 
+def test_frames_of_zeros_are_sampled():
+    """As a Keras layer Masking skips them."""
+    model, _ = build(Case("GRU", 17, outputs=("Y",)))
+    masked = onnx.parser.parse_graph("""g (float[T, N, 3] X, float[T, 1, N, 4] Y) => (float[T, 1, N, 4] z) {
+        a = Abs (X) s = ReduceMax <axes = [2]> (a) m = Cast <to = 9> (s) axis = Constant <value_ints = [1]> ()
+        u = Unsqueeze (m, axis) f = Cast <to = 1> (u) z = Mul (Y, f) }""")
+    model.graph.node.extend(masked.node)
+    model.graph.output[0].name = "z"
+    lowered = rnn_lower.lower(model)
+    assert rnn_lower.check(model, lowered).ok
+    (node,) = (node for node in lowered.graph.node if node.output[0] == "m")
+    node.CopyFrom(onnx.parser.parse_node("m = Equal (s, s)"))
+    assert not rnn_lower.check(model, lowered).ok
+
+
 @pytest.mark.parametrize("way", ["Abs", "Add", "Clip", "Max", "Mul", "Where", "Cast"])
 def test_integers_reach_what_they_pick(way):
     """Rows of an embedding that one model lacks are asked for, whatever the numbers go through on their way there."""

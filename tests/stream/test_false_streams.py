@@ -442,22 +442,62 @@ def test_a_reset_that_some_rows_ignore_is_found(rows):
     assert "after input 'reset' has reset rows" in rnn_lower.prove_streaming(model, wrong).verdict
 
 
-def with_counter(stream: onnx.ModelProto, output: str, text: str) -> onnx.ModelProto:
-    """A copy with a state `k` of one integer, in which these nodes compute `output` from `true` and `k_out` from `k`."""
+def with_counter(
+    stream: onnx.ModelProto, output: str, text: str, names: str = "k", kind: str = "int64"
+) -> onnx.ModelProto:
+    """A copy with states of one number (`k`), in which these nodes compute `output` from `true` and `k_out` from `k`."""
     made = copied(stream)
     for node in made.graph.node:
         node.output[:] = ["true" if name == output else name for name in node.output]
         node.input[:] = ["true" if name == output else name for name in node.input]
-    graph = onnx.parser.parse_graph(f"g (int64[1] k, float[T, N, I] X) => (int64[1] k_out) {{ {text} }}")
+    ins, outs = (", ".join(f"{kind}[1] {name}{end}" for name in names) for end in ("", "_out"))
+    graph = onnx.parser.parse_graph(f"g ({ins}, float[T, N, I] X) => ({outs}) {{ {text} }}")
     made.graph.node.extend(graph.node)
-    made.graph.input.append(graph.input[0])
-    made.graph.output.append(graph.output[0])
+    made.graph.input.extend(graph.input[:-1])
+    made.graph.output.extend(graph.output)
     states = json.loads(next(prop.value for prop in made.metadata_props if prop.key == KEY))["states"]
-    new = {
-        "input": "k", "output": "k_out", "dtype": "INT64", "shape": [["1", []]], "rows": None, "node": "counter",
-        "first": {"shape": [1], "npy": None},
-    }  # fmt: skip
-    return with_plan(made, states=[*states, states[0] | new])
+    for name in names:
+        new = {
+            "input": name, "output": f"{name}_out", "dtype": kind.upper(), "shape": [["1", []]], "rows": None,
+            "node": "counter", "first": {"shape": [1], "npy": None},
+        }  # fmt: skip
+        states.append(states[0] | new)
+    return with_plan(made, states=states)
+
+
+COUNTERS = {
+    "digits": ("kl", "int64", """one = Constant<value_ints = [1]>() m = Constant<value_ints = [60]>() zero = Sub(one, one) a = Add(k, one)
+        full = Equal(a, m) k_out = Where(full, zero, a) f = Cast<to = 7>(full) l_out = Add(l, f)
+        h = Constant<value_ints = [20]>() on = Less(l, h)"""),
+    "bits": ("klm", "bool", """k_out = Not(k) l_out = Xor(l, k) a = And(l, k) b = And(m, k) p = And(b, l) m_out = Or(p, a) on = Not(p)"""),
+    "floats": ("kl", "float", """one = Constant<value_floats = [1.0]>() m = Constant<value_floats = [9.0]>() ten = Constant<value_floats = [10.0]>()
+        a = Add(k, one) o = Sub(a, m) c = Relu(o) t = Mul(c, ten) k_out = Sub(a, t) l_out = Add(l, c) h = Constant<value_floats = [20.0]>()
+        on = Less(l, h)"""),
+    "a float": ("k", "float", """one = Constant<value_floats = [1.0]>() k_out = Add(k, one) m = Constant<value_floats = [5000.0]>()
+        d = Sub(k, m) c = Relu(d) z = Sub(one, one) on = Equal(c, z)"""),
+    "a table": ("k", "int64", """t = Constant<value_ints = [1, 2, 0]>() k_out = Gather(t, k) two = Constant<value_ints = [5]>() on = Less(k, two)"""),
+    "sizes": ("kl", "int64", """l_out = Add(k, l) k_out = Sub(k, l) two = Constant<value_ints = [5]>() on = Less(k, two)"""),
+}  # fmt: skip
+"""States that count steps otherwise than by adding: names, type, and the nodes that compute them and whether it is early."""
+
+
+@pytest.mark.parametrize("kind", COUNTERS)
+def test_states_that_count_otherwise_than_by_adding_are_not_proved(kind):
+    names, dtype, text = COUNTERS[kind]
+    model, _ = build(Case("RNN", 17, outputs=("Y",), dynamic=True))
+    stream = rnn_lower.stream(model, axis="T", step=1)
+    wrong = with_counter(stream, "Y", f"{text} none = Neg(true) Y = Where(on, true, none)", names, dtype)
+    assert rnn_lower.StreamingSession(wrong).run({"X": np.ones((1, 2, 3), np.float32)})
+    verdict = rnn_lower.prove_streaming(model, wrong).verdict
+    assert "count otherwise than by adding" in verdict or "change each other" in verdict or "differs" in verdict
+
+
+def test_states_that_count_by_adding_or_begin_anew_are_proved():
+    model, _ = build(Case("RNN", 17, outputs=("Y",), dynamic=True))
+    text = """one = Constant<value_ints = [1]>() a = Add(k, one) k_out = Abs(a) zero = Sub(one, one) has = Less(zero, l)
+        l_out = Where(has, l, one) f = Sub(l, l) g = Sub(k, k) h = Add(f, g) c = Cast<to = 1>(h) Y = Add(true, c)"""
+    same = with_counter(rnn_lower.stream(model, axis="T", step=1), "Y", text, "kl")
+    assert rnn_lower.prove_streaming(model, same)
 
 
 def test_an_output_that_changes_after_the_first_chunk_or_of_few_frames_is_found():
