@@ -16,6 +16,7 @@ from rnn_lower.checking.samples import Feeds
 from rnn_lower.proving import prover
 from rnn_lower.proving.model_inputs import fixed_sizes, required_inputs
 from rnn_lower.proving.report import CheckReport, Proof
+from rnn_lower.proving.thresholds import counted_numbers
 from rnn_lower.raising.raise_loops import raised_document
 from rnn_lower.shapes.shape_info import plain_dim
 from rnn_lower.validation import check_numbers, check_texts
@@ -48,6 +49,9 @@ def compare_models(
     runs = 1 if provided else runs
     fixed = fixed_sizes(models.original.model, models.lowered.proto)
     sampled = samples.Samples(models.original.model, seed, fixed, models.nodes, required_inputs(models.lowered.model))
+    if not is_same:
+        old, new = (counted_numbers(document.model) for document in (models.original, models.lowered))
+        sampled.reach_beyond(new.keys() - old.keys())
     unproved = models.unproved(proof)
     count, written = 0, ""
 

@@ -294,6 +294,18 @@ def test_integers_that_are_numbers_are_large_and_negative(other):
     assert not rnn_lower.check(model, changed).ok
 
 
+@pytest.mark.parametrize("frames", [45, 300])
+def test_sequences_are_longer_than_what_the_other_model_reads(frames):
+    model, _ = build(Case("RNN", 17, direction="reverse", outputs=("Y_h",), dynamic=True))
+    lowered = rnn_lower.lower(model)
+    for node in lowered.graph.node:
+        node.input[:] = ["some" if name == "X" else name for name in node.input]
+    lowered.graph.node.insert(0, helper.make_node("Slice", ["X", "from", "to"], ["some"]))
+    ends = {"from": np.array([-frames]), "to": np.array([2**31])}
+    lowered.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in ends.items())
+    assert not rnn_lower.check(model, lowered).ok
+
+
 def test_frames_of_zeros_are_sampled():
     """As a Keras layer Masking skips them."""
     model, _ = build(Case("GRU", 17, outputs=("Y",)))
