@@ -179,12 +179,16 @@ class Interpreter:
     def _limit_size(self, node: ir.Node, operands: Sequence[Array | None]) -> int:
         """The most elements of the result. Raises OutOfScopeError if there are too many."""
         size = size_of_result(Call(self.field, node, operands, self._graph.opset))
+        self._check_size(node, size)
+        return size
+
+    def _check_size(self, node: ir.Node, size: int) -> None:
+        """Raise OutOfScopeError if this number of elements is too many."""
         if size > self.most_elements:
             raise OutOfScopeError(
                 f"{node.op_type} '{node.name}' computes more than {self.most_elements} elements, the limit of the proof"
                 "; smaller sizes need fewer"
             )
-        return size
 
     def _operands(self, node: ir.Node) -> list[Array | None]:
         return [None if value is None else self._value(value) for value in node.inputs]

@@ -250,9 +250,11 @@ class WholeEvaluator(ModelInterpreter):
         dtypes = [None if value is None else self._document.dtype_of(value) for value in node.inputs]
         integers = [dtype for dtype in dtypes if dtype is not None and dtype.is_integer()]  # they differ in their range
         seed = digest(f"{node.domain} {node.op_type} {attributes_key(node)} {integers}", operands)
+        shapes = self._shapes(node, operands)
+        self._check_size(node, max(map(math.prod, shapes), default=0))
         return [
             self.field.function(f"unknown {seed} {index}", np.arange(math.prod(shape), dtype=np.uint64)).reshape(shape)
-            for index, shape in enumerate(self._shapes(node, operands))
+            for index, shape in enumerate(shapes)
         ]
 
     def _shapes(self, node: ir.Node, operands: Sequence[Array | None]) -> list[tuple[int, ...]]:
