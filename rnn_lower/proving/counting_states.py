@@ -87,21 +87,33 @@ def _check_steps(before: ir.Value, after: ir.Value, dependent: Set[ir.Value], is
         if value in seen or value not in dependent or (node := value.producer()) is None:
             continue
         seen.add(value)
-        if node.op_type == "Where" and before in node.inputs[1:] and len(dependent & {*node.inputs[1:]}) == 1:
-            continue  # the state stays as it is, or begins anew
-        if not _counts(node, dependent) and not (is_bit and node.op_type in ELEMENTWISE):
+        if _holds(node, before, dependent):
+            continue
+        if not _counts(node, before, dependent) and not (is_bit and node.op_type in ELEMENTWISE):
             text = f"{node.op_type} '{node.name}' changes state '{before.name}'"
             raise OutOfScopeError(f"{text}, which may count otherwise than by adding")
         waiting += read_by(node)
 
 
-def _counts(node: ir.Node, dependent: Set[ir.Value]) -> bool:
+def _holds(node: ir.Node, before: ir.Value, dependent: Set[ir.Value]) -> bool:
+    """Whether a node selects the state as it was before the step, but where it begins anew."""
+    if node.op_type != "Where":
+        return False
+    branches = [value for value in node.inputs[1:] if value in dependent]
+    maker = branches[0].producer() if len(branches) == 1 and branches[0] is not None else None
+    again = maker is not None and maker.op_type == "Where" and maker.inputs[0] not in dependent
+    return branches == [before] or (again and maker is not None and _holds(maker, before, dependent))
+
+
+def _counts(node: ir.Node, before: ir.Value, dependent: Set[ir.Value]) -> bool:
     """Whether a node moves a state, or changes it by what does not depend on it."""
     places = [index for index, value in enumerate(node.inputs) if value in dependent]
     if node.op_type == "Cast":
         return cast_type(node.attributes["to"].value) in (*WIDE_INTEGERS, ir.DataType.FLOAT, ir.DataType.DOUBLE)
     if node.op_type == "Where":
         return 0 not in places
-    if node.op_type == "Concat":  # a register that loses its oldest element
-        return len(places) < len(node.inputs)
+    if node.op_type == "Concat":  # of a register that loses its oldest element, or of sums
+        axis, shape = node.attributes.get_int("axis", 1), before.shape
+        is_one = shape is not None and -len(shape) <= axis < len(shape) and shape[axis] == 1
+        return is_one or len(places) < len(node.inputs)
     return places == [0] if node.op_type in (*MOVING, "Sub") else node.op_type in CHANGING and len(places) == 1
