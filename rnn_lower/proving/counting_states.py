@@ -54,32 +54,26 @@ def _dependent(graph: ir.Graph, values: Iterable[ir.Value], ends: Iterable[str] 
     return found
 
 
-def check_counting(graph: ir.Graph, states: States) -> bool:
-    """Whether a state changes by what another one decides.
-
-    Raises OutOfScopeError if one may come back, as the digits of a number do: if it changes by what itself decides.
-    """
+def check_counting(graph: ir.Graph, states: States) -> None:
+    """Raise OutOfScopeError if a state may come back, as the digits of a number do: if it decides how it changes."""
     dependent = {before: _dependent(graph, [before]) for before in states}
-    reaches = {before: {other for other in states if states[other] in dependent[before]} for before in states}
+    changes = {before: {other for other in states if states[other] in dependent[before]} for before in states}
     for before in states:
-        later, waiting = set[ir.Value](), list(reaches[before] - {before})
+        later, waiting = set[ir.Value](), list(changes[before] - {before})
         while waiting:
             other = waiting.pop()
             later.add(other)
-            waiting += reaches[other] - later - {before}
-        if back := [other for other in later if before in reaches[other]]:
+            waiting += changes[other] - later - {before}
+        if back := [other for other in later if before in changes[other]]:
             raise OutOfScopeError(f"states '{before.name}' and '{back[0].name}' change each other")
-        is_alone = reaches[before] <= {before} and all(
-            before not in reaches[other] for other in states if other != before
-        )
+        is_alone = not later and all(before not in changes[other] for other in states if other != before)
         _check_steps(before, states[before], dependent[before], before.dtype == ir.DataType.BOOL and is_alone)
-    return any(found - {before} for before, found in reaches.items())
 
 
 def _check_steps(before: ir.Value, after: ir.Value, dependent: Set[ir.Value], is_bit: bool) -> None:
     """Check the nodes that lead from the value of a state to its next one.
 
-    dependent: what depends on it.  is_bit: whether it has two values and changes no other state.
+    dependent: what depends on it.  is_bit: whether it has two values, and is independent of other states.
     """
     waiting, seen = [after], {before}
     while waiting:
