@@ -47,11 +47,7 @@ def compare_models(
     agree = functools.partial(comparison.agrees, models.output_names)
     node_runs = NodeRuns(models.original, models.nodes, agree)
     runs = 1 if provided else runs
-    fixed = fixed_sizes(models.original.model, models.lowered.proto)
-    sampled = samples.Samples(models.original.model, seed, fixed, models.nodes, required_inputs(models.lowered.model))
-    if not is_same:
-        old, new = (counted_numbers(document.model) for document in (models.original, models.lowered))
-        sampled.reach_beyond(new.keys() - old.keys())
+    sampled = _sampled(models, seed, is_same)
     unproved = models.unproved(proof)
     count, written = 0, ""
 
@@ -92,3 +88,13 @@ def compare_models(
         runs_of_unproved=tuple(f"{models.nodes[index].describe()}: {node_runs.describe(index)}" for index in unproved),
         counterexample=written, needs_sizes=models.needs_sizes,
     )  # fmt: skip
+
+
+def _sampled(models: ModelPair, seed: int, is_same: bool) -> samples.Samples:
+    """Inputs for both models. is_same: whether they are proved to compute the same at any length."""
+    old, new = models.original.model, models.lowered.model
+    fixed = fixed_sizes(old, models.lowered.proto)
+    sampled = samples.Samples(old, seed, fixed, models.nodes, required_inputs(new))
+    if not is_same:
+        sampled.reach_beyond(counted_numbers(new).keys() - counted_numbers(old).keys())
+    return sampled

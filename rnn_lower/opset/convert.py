@@ -78,8 +78,11 @@ def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None =
         for domain in DEFAULT_DOMAINS:
             if domain in imports:
                 imports[domain] = opset
+    called = {node.op_identifier() for node, _ in nodes(model)}
     for node, scope in [*nodes(model)]:
         if node.op_type == "Constant" and node.domain == "" and _lacks_type(node, opset):
+            if isinstance(scope.graph, ir.Function) and scope.graph.identifier() not in called:
+                continue
             if not isinstance(scope.graph, ir.Graph):
                 text = f"opset {opset} has no Constant of the type of '{node.outputs[0].name}' in {scope.path}"
                 raise UnsupportedError(f"{text}, and functions have no initializers; convert to opset 9 or newer")

@@ -4,12 +4,14 @@ reach a number, so that a proof that tries some lengths supports only those that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 
+import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.traits import ELEMENTWISE, MEASURING
-from rnn_lower.ir.walk import constant, integers
+from rnn_lower.ir.walk import constant, integers, with_bodies
+from rnn_lower.options import OP_TYPES
 from rnn_lower.proving.call import OutOfScopeError, cast_type
 from rnn_lower.proving.element_types import WIDE_INTEGERS
 from rnn_lower.proving.program import read_by
@@ -17,8 +19,14 @@ from rnn_lower.proving.program import read_by
 MOVING = ("Abs", "Expand", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
 """Operators that may select or move elements of a state, or drop its sign, as some runtimes need."""
 
-CHANGING = ("Add", "And", "Max", "Min", "Mul", "Or", "Sub")
+CHANGING = ("Add", "And", "Clip", "Max", "Min", "Or", "Sub")
 """Operators that may change a state by what does not depend on it."""
+
+SMOOTH = (*OP_TYPES, "Elu", "Erf", "Exp", "Gelu", "Sigmoid", "Softplus", "Softsign", "Tanh")
+"""Functions that the proof takes for random ones: no state comes back, or counts, behind one of them."""
+
+MOST_ADDED = 1 << 31
+"""A number from which on a sum wraps around soon."""
 
 States = Mapping[ir.Value, ir.Value]
 """By value before a step, the value after it."""
@@ -38,7 +46,8 @@ def counting(graph: ir.Graph, states: States, given: Iterable[ir.Value]) -> dict
 def parts(before: ir.Value, after: ir.Value) -> dict[ir.Value, ir.Value]:
     """The states that one tensor contains side by side: the values that are sliced from it and joined again."""
     join, readers = after.producer(), [node for node, _ in before.uses()]
-    starts = [(integers(node, "starts", 1, constant) or [0])[0] for node in readers if node.op_type == "Slice"]
+    found = [integers(node, "starts", 1, constant) for node in readers if node.op_type == "Slice"]
+    starts = [each[0] for each in found if each is not None and len(each) == 1 and each[0] >= 0]
     if join is None or join.op_type != "Concat" or not len(readers) == len(starts) == len(join.inputs):
         return {before: after}
     ordered = [node for _, node in sorted(zip(starts, readers, strict=True), key=lambda pair: pair[0])]
@@ -55,26 +64,25 @@ def _dependent(graph: ir.Graph, values: Iterable[ir.Value], ends: Iterable[str] 
 
 
 def check_counting(graph: ir.Graph, states: States) -> None:
-    """Raise OutOfScopeError if a state may come back, as the digits of a number do: if it decides how it changes."""
-    dependent = {before: _dependent(graph, [before]) for before in states}
-    changes = {before: {other for other in states if states[other] in dependent[before]} for before in states}
-    for before in states:
-        later, waiting = set[ir.Value](), list(changes[before] - {before})
-        while waiting:
-            other = waiting.pop()
-            later.add(other)
-            waiting += changes[other] - later - {before}
-        if back := [other for other in later if before in changes[other]]:
-            raise OutOfScopeError(f"states '{before.name}' and '{back[0].name}' change each other")
-        is_alone = not later and all(before not in changes[other] for other in states if other != before)
-        _check_steps(before, states[before], dependent[before], before.dtype == ir.DataType.BOOL and is_alone)
+    """Raise OutOfScopeError if a state may come back, as the digits of a number do: if states decide how it changes.
 
-
-def _check_steps(before: ir.Value, after: ir.Value, dependent: Set[ir.Value], is_bit: bool) -> None:
-    """Check the nodes that lead from the value of a state to its next one.
-
-    dependent: what depends on it.  is_bit: whether it has two values, and is independent of other states.
+    A boolean may change in any way that other states do not notice.
     """
+    dependent = {before: _dependent(graph, [before]) for before in states}
+    for before, after in states.items():
+        is_bit = before.dtype == ir.DataType.BOOL
+        if is_bit and not any(states[other] in dependent[before] for other in states if other != before):
+            _check_steps(before, after, dependent[before], ELEMENTWISE)
+            continue
+        _check_steps(before, after, dependent[before])
+        if other := next((each for each in states if each != before and after in dependent[each]), None):
+            raise OutOfScopeError(f"state '{other.name}' changes state '{before.name}', which may count otherwise")
+
+
+def _check_steps(
+    before: ir.Value, after: ir.Value, dependent: Set[ir.Value], allowed: Collection[str] = ()
+) -> None:  # fmt: skip
+    """Check the nodes that lead from the value of a state to its next one. dependent: what depends on it."""
     waiting, seen = [after], {before}
     while waiting:
         value = waiting.pop()
@@ -83,10 +91,26 @@ def _check_steps(before: ir.Value, after: ir.Value, dependent: Set[ir.Value], is
         seen.add(value)
         if _holds(node, before, dependent):
             continue
-        if not _counts(node, before, dependent) and not (is_bit and node.op_type in ELEMENTWISE):
+        if not _counts(node, before, dependent) and node.op_type not in allowed:
             text = f"{node.op_type} '{node.name}' changes state '{before.name}'"
             raise OutOfScopeError(f"{text}, which may count otherwise than by adding")
         waiting += read_by(node)
+
+
+def is_smooth(graph: ir.Graph, before: ir.Value, after: ir.Value) -> bool:
+    """Whether a state of floats changes by a function that no state comes back from."""
+    if before.dtype is None or not before.dtype.is_floating_point():
+        return False
+    dependent, waiting, seen = _dependent(graph, [before]), [after], {before}
+    while waiting:
+        value = waiting.pop()
+        if value in seen or value not in dependent or (node := value.producer()) is None:
+            continue
+        if any(each.op_type in SMOOTH for each in with_bodies([node])):
+            return True
+        seen.add(value)
+        waiting += read_by(node)
+    return False
 
 
 def _holds(node: ir.Node, before: ir.Value, dependent: Set[ir.Value]) -> bool:
@@ -110,4 +134,14 @@ def _counts(node: ir.Node, before: ir.Value, dependent: Set[ir.Value]) -> bool:
         axis, shape = node.attributes.get_int("axis", 1), before.shape
         is_one = shape is not None and -len(shape) <= axis < len(shape) and shape[axis] == 1
         return is_one or len(places) < len(node.inputs)
+    if node.op_type == "Add" and any(_is_large(value) for value in node.inputs):
+        return False
     return places == [0] if node.op_type in (*MOVING, "Sub") else node.op_type in CHANGING and len(places) == 1
+
+
+def _is_large(value: ir.Value | None) -> bool:
+    """Whether a value is a constant so large that sums wrap around."""
+    array = constant(value)
+    return (
+        array is not None and array.dtype.kind in "iuf" and bool(np.any(np.abs(array.astype(np.float64)) >= MOST_ADDED))
+    )

@@ -39,7 +39,7 @@ OPERATORS = {**ELEMENTWISE, **PRODUCTS, **MOVEMENT, **REDUCTIONS, **WINDOWS}
 MOST_PASSES = 100_000
 """Limit on the body executions of one run; nodes of up to 10,000 steps need fewer than half as many."""
 
-MOST_ELEMENTS, FEW = 1 << 25, 1 << 12
+MOST_ELEMENTS, FEW = 1 << 28, 1 << 13
 """The most elements of one value, and a size so small that no operator on two such values exceeds that limit."""
 
 FREQUENT = ("Add", "Sub", "Mul", "Div", "Sigmoid", "Tanh", "Where", "MatMul", "Less", "Min", "Max")
@@ -179,16 +179,8 @@ class Interpreter:
     def _limit_size(self, node: ir.Node, operands: Sequence[Array | None]) -> int:
         """The most elements of the result. Raises OutOfScopeError if there are too many."""
         size = size_of_result(Call(self.field, node, operands, self._graph.opset))
-        self._check_size(node, size)
+        check_size(node, size, self.most_elements)
         return size
-
-    def _check_size(self, node: ir.Node, size: int) -> None:
-        """Raise OutOfScopeError if this number of elements is too many."""
-        if size > self.most_elements:
-            raise OutOfScopeError(
-                f"{node.op_type} '{node.name}' computes more than {self.most_elements} elements, the limit of the proof"
-                "; smaller sizes need fewer"
-            )
 
     def _operands(self, node: ir.Node) -> list[Array | None]:
         return [None if value is None else self._value(value) for value in node.inputs]
@@ -412,6 +404,13 @@ def check_shape(value: ir.Value, array: Array, symbols: Mapping[str, int | None]
     pairs = zip(declared, array.shape, strict=False)
     if len(declared) != array.ndim or (array.size and any(size not in (None, real) for size, real in pairs)):
         raise WrongError(f"'{value.name}' has shape {list(array.shape)}, but its declared shape is {value.shape}")
+
+
+def check_size(node: ir.Node, size: int, most: int) -> None:
+    """Raise OutOfScopeError if a node computes too many elements."""
+    if size > most:
+        text = f"{node.op_type} '{node.name}' computes more than {most} elements, the limit of the proof"
+        raise OutOfScopeError(f"{text}; smaller sizes need fewer")
 
 
 def check_time(deadline: float) -> None:

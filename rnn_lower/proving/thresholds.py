@@ -135,9 +135,7 @@ def _most_steps(model: ir.Model, known: Known) -> int:
     sizes. The position i - 5 * (i / 100), for example, differs from i at no size that is tried.
     """
     loops = [node for node, _ in nodes(model) if node.op_type in LOOPS]
-    for node in loops:
-        for _, body in subgraphs(node):
-            check_counting(body, _whole_states(node, body))
+    check_bodies(loops)
     inputs = [value for node in loops for _, body in subgraphs(node) for value in body.inputs]
     waiting = [value for value in inputs if _is_integer(value)]
     seen, read = set(waiting), list[ir.Value | None]()
@@ -159,6 +157,13 @@ def _most_steps(model: ir.Model, known: Known) -> int:
         read += [value for value in loop.inputs if value is not None and (_is_integer(value) or value in known)]
         read += loop.inputs[:1] if loop.op_type == "Loop" else ()
     return _sum_of_numbers(read, known, seen)
+
+
+def check_bodies(loops: Iterable[ir.Node]) -> None:
+    """Raise OutOfScopeError if an integer or boolean state of a Loop or a Scan may count otherwise than by adding."""
+    for node in loops:
+        for _, body in subgraphs(node):
+            check_counting(body, _whole_states(node, body))
 
 
 def _whole_states(node: ir.Node, body: ir.Graph) -> dict[ir.Value, ir.Value]:

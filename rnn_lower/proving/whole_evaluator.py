@@ -23,6 +23,7 @@ from rnn_lower.options import OP_TYPES
 from rnn_lower.proving.call import OutOfScopeError, WrongError, attributes_key
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.integer_flow import IntegerFlow
+from rnn_lower.proving.interpreter import check_size
 from rnn_lower.proving.movement import MOVED_BY_ONNX
 from rnn_lower.proving.whole_model import CASTS, ModelInterpreter
 from rnn_lower.proving.windows import SmallInputError
@@ -41,6 +42,12 @@ RINGS = ("Add", "Identity", "Mul", "Neg", "Sub", "Sum", "Where")
 
 FEW = 1 << 20
 """The most elements of an array of known numbers."""
+
+MOST_HELD = (1 << 26) - 1
+"""The most elements of a value: some operators take a multiple of its memory."""
+
+STEP = 1 << 10
+"""The largest change of a float by which it may count steps; random elements rarely differ by so little."""
 
 COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 """Operators that compare numbers."""
@@ -72,6 +79,7 @@ class WholeEvaluator(ModelInterpreter):
         self._symbols: dict[int, set[str]] = {}
         self._rounded: dict[int, Array] = {}
         self._latest: dict[ir.Node, tuple[Sequence[Array | None], Sequence[Array]]] = {}
+        self._changed: dict[tuple[ir.Node, int], Array] = {}
         self.filled: set[ir.Value] = set()
 
     def outputs(self, feeds: Mapping[str, Array]) -> list[Array]:
@@ -141,12 +149,20 @@ class WholeEvaluator(ModelInterpreter):
             return super()._slices(sequence, axis)
         return [self._known(part) for part in np.moveaxis(numbers, axis, 0)]
 
+    def _initial(self, node: ir.Node, states: Sequence[Array]) -> Sequence[Array]:
+        self._changed = {key: mask for key, mask in self._changed.items() if key[0] is not node}
+        return states
+
     def _check_state(self, node: ir.Node, index: int, before: Array, after: Array) -> None:
-        """Raise OutOfScopeError for a state that may count steps in floats or booleans, to numbers beyond all sizes."""
-        if not self.refuses_counters or after.dtype == np.int64 or np.array_equal(before, after):
+        """Raise OutOfScopeError for floats that change twice by known numbers, and so may count to any number."""
+        if not self.refuses_counters or after.dtype != np.uint64 or before.shape != after.shape:
             return
-        if self._number(after) is not None or self.field.small(after) is not None:
+        change = self.field.signed(self.field.subtract(after, self._as_element(before)))
+        is_known = self._number(after) is not None
+        changed = (change != 0) & (is_known | (np.abs(change) < STEP))
+        if (changed & self._changed.get((node, index), False)).any():
             raise OutOfScopeError(f"state {index} of {node.op_type} '{node.name}' may count steps, but is no integer")
+        self._changed[node, index] = changed
 
     def _results(self, node: ir.Node) -> Sequence[Array]:
         own = node.domain in DEFAULT_DOMAINS
@@ -226,6 +242,8 @@ class WholeEvaluator(ModelInterpreter):
             array = array.astype(dtype.numpy()).astype(np.int64)
         if array.size:
             self.filled.add(value)
+        if (node := value.producer()) is not None:
+            check_size(node, array.size, MOST_HELD)
         super()._bind(value, array)
 
     def _computed(self, node: ir.Node, numbers: Sequence[np.ndarray | None]) -> Sequence[Array]:
@@ -251,7 +269,7 @@ class WholeEvaluator(ModelInterpreter):
         integers = [dtype for dtype in dtypes if dtype is not None and dtype.is_integer()]  # they differ in their range
         seed = digest(f"{node.domain} {node.op_type} {attributes_key(node)} {integers}", operands)
         shapes = self._shapes(node, operands)
-        self._check_size(node, max(map(math.prod, shapes), default=0))
+        check_size(node, max(map(math.prod, shapes), default=0), MOST_HELD)
         return [
             self.field.function(f"unknown {seed} {index}", np.arange(math.prod(shape), dtype=np.uint64)).reshape(shape)
             for index, shape in enumerate(shapes)

@@ -30,7 +30,7 @@ FEW_COUNTED, FEW_LIMITS = 256, 4
 ANY_COUNT, MOST_LIMITS = 67, 12
 """A size to try because a float may count, too, and the number of large constants beyond which sizes are tried."""
 
-MOST_ELEMENTS = 1 << 25
+MOST_ELEMENTS = 1 << 28
 """The most elements of an input."""
 
 INTEGERS = 4

@@ -71,14 +71,16 @@ class ChunkedRuns:
     rows: by output, the rows of a frame along its stream axis in the last run.  emitted: by output and number of input
     frames so far, the numbers of frames so far.  wholes: by output and number of input frames, the frames of the
     original.  missing: by output, how many of these only come when the stream goes on.
-    counters: the inputs that count frames, and the magnitude of the numbers with which they begin.
+    counters: the inputs that count frames, and numbers with which they begin, as magnitudes, or 0.
     """
 
-    def __init__(self, original: Document, streaming: Document, plan: Plan, seed: int) -> None:
+    def __init__(
+        self, original: Document, streaming: Document, plan: Plan, seed: int, counters: Mapping[str, int] = {}
+    ) -> None:  # fmt: skip
         self.original, self.made, self.plan, self.seed = original, streaming, plan, seed
         self.fixed_step = fixed_step(streaming.proto, plan)
         self.step = self.fixed_step or plan.every
-        self.counters: Mapping[str, int] = {}
+        self.counters = counters
         self.remembered = min(-(-plan.reach // self.step), LONGEST)
         self.chunks = self.borders = 0
         self.rows: dict[str, int] = {}

@@ -100,9 +100,9 @@ class Constants:
         if any(not self._is_small(value) for value in node.inputs):
             return
         arrays = [self.get(value) for value in node.inputs]
-        if most_elements(node.op_type, arrays) > MOST_ELEMENTS:
-            return
         try:
+            if most_elements(node.op_type, arrays) > MOST_ELEMENTS:
+                return
             results = evaluate_node(node, arrays, opset)
         except Exception:  # then the result stays unknown
             return

@@ -19,17 +19,18 @@ import onnx
 from rnn_lower.checking.samples import NoInputsError, first_result
 from rnn_lower.driver.plan import document_without_sequences, inlined_document
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.ir.walk import constant
+from rnn_lower.ir.schemas import LOOPS
+from rnn_lower.ir.walk import constant, nodes
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.call import OutOfScopeError, WrongError, known
-from rnn_lower.proving.counting_states import check_counting, counting, parts
+from rnn_lower.proving.counting_states import check_counting, counting, is_smooth, parts
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.interpreter import NoStepsError
 from rnn_lower.proving.model_inputs import fixed_sizes, overrides
 from rnn_lower.proving.new_faults import new_faults
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, number_of
 from rnn_lower.proving.size_functions import sizes_in
-from rnn_lower.proving.thresholds import known_values
+from rnn_lower.proving.thresholds import MOST_COUNTED, check_bodies, known_values
 from rnn_lower.proving.whole_model import ModelInterpreter, limits_of, shapes_of, types_of
 from rnn_lower.streaming.chunked_runs import CHUNKS, LONGEST, SET_SIZES, ChunkedRuns, Trial
 from rnn_lower.streaming.floats import Rounding, difference_in_floats
@@ -120,8 +121,7 @@ def prove_streaming(
     of_sizes = {**sizes_in(original, ()).functions, **sizes_in(streaming, counters).functions}
     rounded = {**known_values(original.model), **known_values(streaming.model)}
     for folded in (True, False):  # constants that were computed before, such as sums of biases, are rounded
-        chunked = ChunkedRuns(original, streaming, plan, seed)
-        chunked.counters = counters
+        chunked = ChunkedRuns(original, streaming, plan, seed, counters)
         try:
             difference = ""
             for point in range(points):
@@ -175,16 +175,20 @@ def _counters(streaming: Document, plan: Plan) -> dict[str, int]:
     values = {value.name: value for value in (*graph.inputs, *graph.outputs)}
     firsts = {state.input: state.first for state in plan.states if state.first is not None}
     held = {state.input: parts(values[state.input], values[state.output]) for state in plan.states}
-    states = {before: after for name in firsts for before, after in held[name].items()}
-    given = (value for value in graph.inputs if value.name not in firsts and value.name != plan.reset)
-    alone = counting(graph, states, given)
-    check_counting(graph, alone)
-    counters = {
-        name: int(np.abs(first.astype(np.float64)).max(initial=0))
-        for name, first in firsts.items()
-        if (first.dtype.kind in "iu" and first.size == 1) or held[name].keys() <= alone.keys()
+    states = {
+        before: after for name in firsts for before, after in held[name].items() if not is_smooth(graph, before, after)
     }
-    return counters if plan.reset is None else counters | {plan.reset: 0}
+    known = {*firsts, plan.reset, *graph.initializers}
+    alone = counting(graph, states, [value for value in graph.inputs if value.name not in known])
+    check_counting(graph, alone)
+    check_bodies(node for node, _ in nodes(streaming.model) if node.op_type in LOOPS)
+    counters = dict[str, int]() if plan.reset is None else {plan.reset: 0}
+    for name, first in firsts.items():
+        is_whole, is_alone = first.dtype.kind in "iu", held[name].keys() <= alone.keys()
+        largest = int(np.abs(first.astype(np.int64)).max(initial=0)) if is_whole and is_alone else 0
+        if is_alone or (is_whole and first.size == 1):
+            counters[name] = largest if largest <= MOST_COUNTED else 0
+    return counters
 
 
 def _limits(runs: ChunkedRuns, left_out: str) -> Iterator[str]:

@@ -247,14 +247,11 @@ def test_a_constant_that_is_too_large_is_not_computed(op):
     assert "elements, the limit of the proof" in str(rnn_lower.prove(model, lowered))
 
 
-@pytest.mark.parametrize(
-    ("size", "nodes"), [(12000, "f = Transpose (e) g = MatMul (e, f)"), (33000000, "g = Softmax <axis = 0> (e)")]
-)
-def test_a_value_of_the_model_that_is_too_large_is_not_computed(size, nodes):
-    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[1,2] x) => (float o)
-        <int64 n = {{2}}, int64[2] many = {{{size}, 2}}> {{
-        l = Loop (n, , x) <body = b (int64 i, bool c, float[1,2] s) => (bool d, float[1,2] t) {{ d = Identity (c) t = Tanh (s) }}>
-        e = Expand (l, many) {nodes} o = ReduceMax <keepdims = 0> (g) }}""")
+def test_a_value_that_is_too_large_is_not_computed():
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[1,2] x) => (float o)
+        <int64 n = {2}, int64[2] many = {34000000, 2}> {
+        l = Loop (n, , x) <body = b (int64 i, bool c, float[1,2] s) => (bool d, float[1,2] t) { d = Identity (c) t = Tanh (s) }>
+        e = Expand (l, many) g = Softmax <axis = 0> (e) o = ReduceMax <keepdims = 0> (g) }""")
     assert "elements, the limit of the proof" in str(rnn_lower.prove(model, rnn_lower.lower(model, loops=True)))
 
 
