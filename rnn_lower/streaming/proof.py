@@ -15,12 +15,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 
 from rnn_lower.checking.samples import NoInputsError, first_result
 from rnn_lower.driver.plan import document_without_sequences, inlined_document
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.schemas import LOOPS
-from rnn_lower.ir.walk import constant, nodes
+from rnn_lower.ir.walk import constant, nodes, subgraphs
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.call import OutOfScopeError, WrongError, known
 from rnn_lower.proving.counting_states import check_counting, counting, is_smooth, parts
@@ -115,7 +116,7 @@ def prove_streaming(
     clips, declared = limits_of(original), shapes_of(original)
     narrow = types_of(original)
     try:
-        counters = _counters(streaming, plan)
+        counters = _counters(original, streaming, plan)
     except OutOfScopeError as error:
         return verdict(OUT_OF_SCOPE, str(error))
     of_sizes = {**sizes_in(original, ()).functions, **sizes_in(streaming, counters).functions}
@@ -166,7 +167,7 @@ def _faults(original: Document, streaming: Document, plan: Plan, whole_is_new: b
     return faults + new_faults(*pair)
 
 
-def _counters(streaming: Document, plan: Plan) -> dict[str, int]:
+def _counters(original: Document, streaming: Document, plan: Plan) -> dict[str, int]:
     """The inputs that count frames, and the magnitude of the numbers with which they begin.
 
     These are integer states of one element, all others that no data and no input but `reset` decides, and `reset`.
@@ -181,7 +182,8 @@ def _counters(streaming: Document, plan: Plan) -> dict[str, int]:
     known = {*firsts, plan.reset, *graph.initializers}
     alone = counting(graph, states, [value for value in graph.inputs if value.name not in known])
     check_counting(graph, alone)
-    check_bodies(node for node, _ in nodes(streaming.model) if node.op_type in LOOPS)
+    old = {_text(node) for node, _ in nodes(original.model) if node.op_type in LOOPS}
+    check_bodies(node for node, _ in nodes(streaming.model) if node.op_type in LOOPS and _text(node) not in old)
     counters = dict[str, int]() if plan.reset is None else {plan.reset: 0}
     for name, first in firsts.items():
         is_whole, is_alone = first.dtype.kind in "iu", held[name].keys() <= alone.keys()
@@ -189,6 +191,11 @@ def _counters(streaming: Document, plan: Plan) -> dict[str, int]:
         if is_alone or (is_whole and first.size == 1):
             counters[name] = largest if largest <= MOST_COUNTED else 0
     return counters
+
+
+def _text(loop: ir.Node) -> bytes:
+    """What the body of a Loop or a Scan contains."""
+    return b"".join(ir.to_proto(body).SerializeToString() for _, body in subgraphs(loop))
 
 
 def _limits(runs: ChunkedRuns, left_out: str) -> Iterator[str]:
