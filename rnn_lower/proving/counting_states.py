@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.traits import ELEMENTWISE, MEASURING
-from rnn_lower.ir.walk import constant, integers, with_bodies
+from rnn_lower.ir.walk import constant, integers, known_tensor, with_bodies
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proving.call import OutOfScopeError, cast_type
 from rnn_lower.proving.element_types import WIDE_INTEGERS
@@ -24,6 +24,9 @@ CHANGING = ("Add", "And", "Clip", "Max", "Min", "Or", "Sub")
 
 SMOOTH = (*OP_TYPES, "Elu", "Erf", "Exp", "Gelu", "Sigmoid", "Softplus", "Softsign", "Tanh")
 """Functions that the proof takes for random ones: no state comes back, or counts, behind one of them."""
+
+SIZING = ("ConstantOfShape", "NonZero", "Range")
+"""Operators whose first operand decides how large the result is; of others, only further ones may."""
 
 MOST_ADDED = 1 << 31
 """A number from which on a sum wraps around soon."""
@@ -55,11 +58,20 @@ def parts(before: ir.Value, after: ir.Value) -> dict[ir.Value, ir.Value]:
 
 
 def _dependent(graph: ir.Graph, values: Iterable[ir.Value], ends: Iterable[str] = ()) -> set[ir.Value]:
-    """These values and all that is computed from them, except by the operators `ends`."""
-    found = set(values)
+    """These values and all that is computed from them, except by the operators `ends`; sizes, if they may depend."""
+    found, sized = set(values), set[ir.Value]()
     for node in graph:
-        if node.op_type not in ends and not found.isdisjoint(read_by(node)):
-            found.update(node.outputs)
+        read = set(read_by(node))
+        source = sized if node.op_type in MEASURING else found
+        if node.op_type in ends or source.isdisjoint(read):
+            continue
+        found.update(node.outputs)
+        chooses = node.op_type in SIZING or not found.isdisjoint(filter(None, node.inputs[1:]))
+        if node.op_type in ELEMENTWISE:  # as large as its largest operand
+            grows = sized >= {value for value in read if known_tensor(value) is None}
+        else:
+            grows = chooses or not sized.isdisjoint(read)
+        sized.update(node.outputs if grows else ())
     return found
 
 
@@ -69,14 +81,26 @@ def check_counting(graph: ir.Graph, states: States) -> None:
     A boolean may change in any way that other states do not notice.
     """
     dependent = {before: _dependent(graph, [before]) for before in states}
+    changed = {before: {other for other in states if states[other] in dependent[before]} for before in states}
+    later = {before: _all_later(before, changed) for before in states}
     for before, after in states.items():
-        is_bit = before.dtype == ir.DataType.BOOL
-        if is_bit and not any(states[other] in dependent[before] for other in states if other != before):
-            _check_steps(before, after, dependent[before], ELEMENTWISE)
-            continue
-        _check_steps(before, after, dependent[before])
-        if other := next((each for each in states if each != before and after in dependent[each]), None):
+        if before not in later[before]:
+            continue  # it is a function of other states
+        is_bit = before.dtype == ir.DataType.BOOL and changed[before] == {before}
+        _check_steps(before, after, dependent[before], ELEMENTWISE if is_bit else ())
+        other = next((other for other in states if other != before and before in later[other]), None)
+        if other is not None and not is_bit:
             raise OutOfScopeError(f"state '{other.name}' changes state '{before.name}', which may count otherwise")
+
+
+def _all_later(before: ir.Value, changed: Mapping[ir.Value, set[ir.Value]]) -> set[ir.Value]:
+    """The states that a state changes, at once or later. changed: at once."""
+    found, waiting = set[ir.Value](), [before]
+    while waiting:
+        new = changed[waiting.pop()] - found
+        found |= new
+        waiting += new
+    return found
 
 
 def _check_steps(
