@@ -163,13 +163,15 @@ class Samples:
         axes = [(value, axis) for value in self.inputs for axis in range(len(value.shape or ()))]
         names = {size for size in (symbol(value, axis) for value, axis in axes) if isinstance(size, str)}
         self.expressions = {name: parts for name in names if (parts := names_in(name)) and parts <= names}
-        self.grown, self.longest = self._grown_axes(), max(LENGTHS)
+        self.grown, self.lengths = self._grown_axes(), [*LENGTHS]
         self._accepted_sizes: dict[Symbol, int] = {}
         self.exported = {self.ties.find(name): size for name, size in exported_sizes(model).items()}
 
     def reach_beyond(self, numbers: Iterable[int]) -> None:
         """Sample sequences that are longer than these numbers, unless they are large."""
-        self.longest = max([self.longest, *(abs(number) + 3 for number in numbers if abs(number) <= MOST_COUNTED)])
+        longest = max(self.lengths)
+        beyond = max([longest, *(abs(number) + 3 for number in numbers if abs(number) <= MOST_COUNTED)])
+        self.lengths[self.lengths.index(longest)] = beyond
 
     def _grown_axes(self) -> dict[str, int]:
         """The axis of each input that may need to be long: a free last axis, else the last free one."""
@@ -230,9 +232,8 @@ class _Draw:
             self.sizes |= {} if number is None else {symbol: number}
         if symbol not in self.sizes:
             drawn = int(self.rng.choice(self.samples.required.get(symbol, SIZES[: 6 + min(self.index, 4)])))
-            steps = LENGTHS[self.index % len(LENGTHS)]
-            steps = self.samples.longest if steps == max(LENGTHS) else steps
-            length = steps if symbol in self.samples.times else drawn
+            lengths = self.samples.lengths
+            length = lengths[self.index % len(lengths)] if symbol in self.samples.times else drawn
             if self.plan.last is not None:
                 length = self.plan.last if is_last else 1
             self.sizes[symbol] = self.plan.common or length

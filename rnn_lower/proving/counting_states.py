@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.traits import ELEMENTWISE, MEASURING
-from rnn_lower.ir.walk import constant, integers, known_tensor, with_bodies
+from rnn_lower.ir.walk import constant, integers, known_tensor, upstream, with_bodies
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proving.call import OutOfScopeError, cast_type
 from rnn_lower.proving.element_types import WIDE_INTEGERS
@@ -125,16 +125,13 @@ def is_smooth(graph: ir.Graph, before: ir.Value, after: ir.Value) -> bool:
     """Whether a state of floats changes by a function that no state comes back from."""
     if before.dtype is None or not before.dtype.is_floating_point():
         return False
-    dependent, waiting, seen = _dependent(graph, [before]), [after], {before}
-    while waiting:
-        value = waiting.pop()
-        if value in seen or value not in dependent or (node := value.producer()) is None:
-            continue
-        if any(each.op_type in SMOOTH for each in with_bodies([node])):
-            return True
-        seen.add(value)
-        waiting += read_by(node)
-    return False
+    dependent = _dependent(graph, [before])
+
+    def leading(node: ir.Node, _: int) -> list[ir.Value]:
+        return [value for value in read_by(node) if value in dependent and value is not before]
+
+    makers = [node for value in upstream([after], leading) if value in dependent and (node := value.producer())]
+    return any(node.op_type in SMOOTH for node in with_bodies(makers))
 
 
 def _holds(node: ir.Node, before: ir.Value, dependent: Set[ir.Value]) -> bool:

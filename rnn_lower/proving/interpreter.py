@@ -320,7 +320,7 @@ class Interpreter:
         return [*states, *(np.moveaxis(row[:: -1 if back else 1], 0, axis) for row, axis, back in rows)]
 
     def _slices(self, sequence: Array, axis: int) -> list[Array]:
-        """The parts of a sequence of which each step of a Scan receives one."""
+        """The elements of a sequence, one for each step of a Scan."""
         return list(np.moveaxis(sequence, axis, 0))
 
 
