@@ -16,23 +16,21 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common
 
-from rnn_lower.driver.plan import document_without_sequences
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, LOOPS
 from rnn_lower.ir.walk import count_nodes, is_read, nodes, output_names, subgraphs
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proving import float_run
 from rnn_lower.proving.call import OutOfScopeError, UndefinedError, WrongError
-from rnn_lower.proving.congruence import COLLISION, congruence_keys, incongruent_outputs, named_outside_loops
+from rnn_lower.proving.congruence import COLLISION, congruence_keys, incongruent_outputs
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.integer_flow import IntegerFlow
 from rnn_lower.proving.interpreter import NoStepsError, check_time
-from rnn_lower.proving.model_inputs import chosen_inputs, overridable_inputs, overrides, required_inputs
+from rnn_lower.proving.model_inputs import overridable_inputs, overrides, required_inputs
 from rnn_lower.proving.new_faults import new_misdeclaration
 from rnn_lower.proving.node_proof import FAILURE
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof, Proof
-from rnn_lower.proving.size_functions import sizes_in
-from rnn_lower.proving.thresholds import MOST_COUNTED, Known, compared_numbers, known_values
+from rnn_lower.proving.thresholds import MOST_COUNTED, compared_numbers
 from rnn_lower.proving.whole_evaluator import COMPARISONS, FEW, NotRunError, WholeEvaluator
 from rnn_lower.proving.whole_inputs import (
     SIZES,
@@ -44,7 +42,7 @@ from rnn_lower.proving.whole_inputs import (
     sizes_beyond_few,
     small_sizes,
 )
-from rnn_lower.proving.whole_model import limits_of, shapes_of, types_of
+from rnn_lower.proving.whole_task import WholeTask, task_of
 from rnn_lower.shapes.required_sizes import required_sizes
 from rnn_lower.shapes.shape_info import symbol
 from rnn_lower.transforms.inline import inlined
@@ -89,33 +87,18 @@ def prove_whole(
     models = [document.model for document in documents]
     if changed := "; ".join(_interface(*models)):
         return Proof((), steps=(NodeProof("models", "", "", DIFFERENT, reason=changed),))
-    wrong = new_misdeclaration(*(document.outline for document in documents))
-    verdict, reason, evaluations = DIFFERENT if wrong else OUT_OF_SCOPE, wrong, 0
-    ways = [(True, False), (False, False)]
-    if _recurrent(models[0]) == _recurrent(models[1]):  # usually, they also read the same, and need no equations
-        ways.insert(0, (True, True))
     compared = incongruent_outputs(*models)
-    if 0 < len(compared) < len(models[0].graph.outputs):
-        documents = [document.changed(functools.partial(_restrict, indices=compared)) for document in documents]
-    for folded, opaque in ways if compared and not wrong else ():
-        try:
-            comparison = _Comparison(documents, points, seed, deadline, folded, exact_sizes)
-            comparison.opaque = opaque
-            reason, evaluations = comparison.difference(), comparison.count
-            verdict = OUT_OF_SCOPE  # constants may have been summed in floats, too
-            if not reason:
-                reason = comparison.difference_in_floats()
-                verdict = OUT_OF_SCOPE if reason else PROVED
-                break
-        except OutOfScopeError as error:
-            verdict, reason, evaluations = OUT_OF_SCOPE, str(error), 0
-            if not opaque:
-                break
-        except WrongError as error:
-            verdict, reason = DIFFERENT, str(error)
+    if wrong := new_misdeclaration(*(document.outline for document in documents)):
+        verdict, reason, evaluations = DIFFERENT, wrong, 0
+    elif not compared:
+        verdict, reason, evaluations = PROVED, "", 0
+    else:
+        chosen = documents
+        if len(compared) < len(models[0].graph.outputs):
+            chosen = [document.changed(functools.partial(_restrict, indices=compared)) for document in documents]
+        verdict, reason, evaluations = _compare(chosen, points, seed, deadline, exact_sizes)
     bound = min(1.0, FAILURE * max(1, count_nodes(models[1].graph))) ** points if verdict == PROVED else 1.0
-    if not compared and not wrong:
-        verdict, bound = PROVED, COLLISION
+    bound = bound if compared or wrong else COLLISION
     rows = _rows(*models)
     share = bound / max(1, len(rows))
     nodes = tuple(
@@ -124,6 +107,35 @@ def prove_whole(
     )  # fmt: skip
     rest = bound if not rows or verdict != PROVED else 0.0
     return Proof(nodes, steps=(NodeProof("models", "", "", verdict, rest, evaluations, reason),))
+
+
+def _compare(
+    documents: Sequence[Document], points: int, seed: int, deadline: float, exact_sizes: bool
+) -> tuple[str, str, int]:  # fmt: skip
+    """The verdict about two models, its reason, and the number of evaluations."""
+    ways = [(True, False), (False, False)]
+    if _recurrent(documents[0].model) == _recurrent(documents[1].model):  # usually, they also read the same
+        ways.insert(0, (True, True))  # and need no equations
+    verdict, reason, evaluations = OUT_OF_SCOPE, "", 0
+    try:
+        task = task_of(documents, points, seed, deadline, exact_sizes)
+    except OutOfScopeError as error:
+        return OUT_OF_SCOPE, str(error), 0
+    for folded, opaque in ways:
+        comparison = _Comparison(task, folded, opaque)
+        try:
+            reason, evaluations = comparison.difference(), comparison.count
+            if not reason:
+                reason = comparison.difference_in_floats()
+                return OUT_OF_SCOPE if reason else PROVED, reason, evaluations
+            verdict = OUT_OF_SCOPE  # constants may have been summed in floats, too
+        except OutOfScopeError as error:
+            verdict, reason, evaluations = OUT_OF_SCOPE, str(error), 0
+            if not opaque:
+                break
+        except WrongError as error:
+            verdict, reason = DIFFERENT, str(error)
+    return verdict, reason, evaluations
 
 
 def _restrict(model: ir.Model, indices: Collection[int]) -> None:
@@ -158,23 +170,6 @@ def _values(model: ir.Model) -> Iterator[ir.Value]:
     yield from (value for node, _ in nodes(model) for value in node.outputs)
 
 
-def _note_numbers(known: Known) -> None:
-    """Make each single float that constants compute a constant, as patterns of nodes require of their bounds."""
-    for value, array in known.items():
-        if value is not None and array.size == 1 and array.dtype.kind == "f":
-            value.const_value = ir.tensor(array)
-
-
-def _write_casts(document: Document) -> None:
-    """Make each CastLike to a known type a Cast, as folding does: nothing of its second operand but the type counts."""
-    for node, _ in nodes(document.model):
-        if node.op_type == "CastLike" and node.domain in DEFAULT_DOMAINS and node.inputs[1] is not None:
-            goal = document.dtype_of(node.inputs[1])
-            if goal is not None:
-                node.op_type, node.attributes["to"] = "Cast", ir.AttrInt64("to", goal)
-                node.resize_inputs(1)
-
-
 def _is_equal(a: Array, b: Array) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and np.array_equal(a, b)
 
@@ -182,49 +177,28 @@ def _is_equal(a: Array, b: Array) -> bool:
 class _Comparison:
     """The evaluation of two models on the same inputs.
 
-    sources, documents: with their sequences of tensors for the comparison in floats, and without for the exact one.
-    count: evaluations of both.  ran: sizes with which both ran.  undefined: sizes with which a result was
-    undefined.  kept: inputs that always had their default.
+    folded: as in `ModelInterpreter`.  opaque: recurrent nodes are random functions of what they read.
+    count: evaluations of both.  ran: sizes with which both ran.
+    undefined: sizes with which a result was undefined.  kept: inputs that always had their default.
     empty: outputs that were always empty.  hollow: values of nodes that were.
     untested: of each model, bodies that never ran.
     branches: of an If in any model, those that never ran.  telling: inputs with which one ran for the first time.
-    opaque: recurrent nodes are random functions of what they read.
-    shared: names of values that both may compute once.  agreed: for each of these, whether they were always equal.
+    agreed: for each shared name, whether its values were always equal.
     """
 
-    opaque = False
-
-    def __init__(
-        self, documents: Sequence[Document], points: int, seed: int, deadline: float, folded: bool, exact_sizes: bool
-    ) -> None:  # fmt: skip
-        self.sources, self.documents = documents, [*map(document_without_sequences, documents)]
-        self.models = [document.model for document in self.documents]
-        for document in self.documents:
-            _write_casts(document)
-        self.points, self.seed, self.deadline, self.folded, self.exact = points, seed, deadline, folded, exact_sizes
-        self.limits = set().union(*map(limits_of, self.documents))
-        inputs = chosen_inputs(self.models[0])
-        self.types = {str(v.name): (v.dtype or ir.DataType.FLOAT).numpy() for v in inputs}
-        self.integers = [str(v.name) for v in inputs if v.dtype is not None and v.dtype.is_integer()]
-        self.flows = [IntegerFlow(model) for model in self.models]
-        self.of_sizes = {k: v for each in self.documents if exact_sizes for k, v in sizes_in(each).functions.items()}
-        kinds = set().union(*map(types_of, self.documents))
-        self.narrow = kinds if len(kinds) == 1 else set[ir.DataType]()
+    def __init__(self, task: WholeTask, folded: bool, opaque: bool) -> None:
+        self.task, self.folded, self.opaque = task, folded, opaque
         self.count, self.ran = 0, list[Mapping[str, int]]()
         self.undefined: list[Mapping[str, int]] = []
-        self.empty = {str(value.name) for value in self.models[0].graph.outputs if 0 not in (value.shape or ())}
-        self.hollow = {value for model in self.models for value in _values(model) if value.name}
-        self.untested = [{body for node, _ in nodes(model) for _, body in subgraphs(node)} for model in self.models]
-        owners = [node for model in self.models for node, _ in nodes(model) if node.op_type == "If"]
+        models = task.models
+        self.empty = {str(value.name) for value in models[0].graph.outputs if 0 not in (value.shape or ())}
+        self.hollow = {value for model in models for value in _values(model) if value.name}
+        self.untested = [{body for node, _ in nodes(model) for _, body in subgraphs(node)} for model in models]
+        owners = [node for model in models for node, _ in nodes(model) if node.op_type == "If"]
         self.branches = {body for node in owners for _, body in subgraphs(node)}
         self.telling = list[Mapping[str, Array]]()
-        self.shared = set.intersection(*map(named_outside_loops, self.models)) if self.untested[1] else set[str]()
         self.agreed = dict[str, bool]()
-        self.declared = shapes_of(self.documents[0])
-        self.kept = {str(value.name) for value in overridable_inputs(self.models[1])}
-        self.known = [known_values(model) for model in self.models]
-        for known in self.known:
-            _note_numbers(known)
+        self.kept = {str(value.name) for value in overridable_inputs(models[1])}
 
     def difference(self) -> str:
         """Return the first difference, or "". Raises OutOfScopeError."""
@@ -254,7 +228,7 @@ class _Comparison:
         old, new = (
             {keys[part]: part for part in parts}
             for parts, keys in zip(
-                self.untested, (congruence_keys(model, equal).bodies for model in self.models), strict=True
+                self.untested, (congruence_keys(model, equal).bodies for model in self.task.models), strict=True
             )
         )
         if new.keys() - old.keys():
@@ -262,7 +236,7 @@ class _Comparison:
 
     def difference_in_floats(self) -> str:
         """The first difference of both models in floats, or ""."""
-        rng = np.random.default_rng(self.seed)
+        rng = np.random.default_rng(self.task.seed)
         draws: list[Callable[[], FloatRun | None]] = [
             *(functools.partial(self._run_in_floats, rng, scale) for scale in SCALES),
             *(functools.partial(self._results_in_floats, rng, 1.0, inputs) for inputs in self.telling),
@@ -275,7 +249,7 @@ class _Comparison:
     def _run_in_floats(self, rng: np.random.Generator, scale: float) -> FloatRun:
         """Random inputs of this scale with which the original runs, and its results."""
         for sizes in itertools.islice(itertools.cycle(self._usual_sizes()), FLOAT_DRAWS):
-            drawn = draw_inputs(Field(self.seed), self.models[0], sizes, rng, False)
+            drawn = draw_inputs(Field(self.task.seed), self.task.models[0], sizes, rng, False)
             if (results := self._results_in_floats(rng, scale, drawn)) is not None:
                 return results
         raise OutOfScopeError("onnx's evaluator cannot run the original in floats")
@@ -286,12 +260,12 @@ class _Comparison:
         """Random floats of this scale for field elements, and the results of the original; None if it does not run."""
         inputs = {
             name: (scale * rng.standard_normal(array.shape) if array.dtype == np.uint64 else array).astype(
-                self.types[name]
+                self.task.types[name]
             )
-            for name, array in drawn.items() if name in self.types
+            for name, array in drawn.items() if name in self.task.types
         }  # fmt: skip
         with contextlib.suppress(Exception):  # the evaluator raises exceptions of any type
-            return inputs, float_run.outputs(self.sources[0].proto, inputs)
+            return inputs, float_run.outputs(self.task.sources[0].proto, inputs)
         return None
 
     def _differ_in_floats(self, draw: Callable[[], FloatRun | None]) -> str:
@@ -300,10 +274,10 @@ class _Comparison:
             return ""
         inputs, old = drawn
         try:
-            new = float_run.outputs(self.sources[1].proto, inputs)
+            new = float_run.outputs(self.task.sources[1].proto, inputs)
         except Exception as error:
             raise OutOfScopeError(f"onnx's evaluator cannot run the lowered model: {error}") from None
-        for value, a, b in zip(self.models[0].graph.outputs, old, new, strict=True):
+        for value, a, b in zip(self.task.models[0].graph.outputs, old, new, strict=True):
             if text := float_run.difference_of_outputs(b, a):
                 return f"output '{value.name}' {text}"
         return ""
@@ -311,7 +285,7 @@ class _Comparison:
     def _merges(self, sizes: Mapping[str, int]) -> bool:
         """Whether the lowered model declares sizes to be equal that are not, so that it may refuse them."""
         declared: dict[str | int, int] = {}
-        for old, new in zip(*(required_inputs(model) for model in self.models), strict=True):
+        for old, new in zip(*(required_inputs(model) for model in self.task.models), strict=True):
             for axis in range(min(len(old.shape or ()), len(new.shape or ()))):
                 size = symbol(old, axis)
                 size = size if isinstance(size, int) else sizes[size]
@@ -325,26 +299,26 @@ class _Comparison:
 
     def _trials(self) -> Iterator[Trial]:
         """Yield the inputs to try, in order."""
-        model = self.models[0]
+        model = self.task.models[0]
         required = {name: sizes[0] for name, sizes in required_sizes(model).items()}
         cases, longer = list(small_sizes(model, required)), list(long_sizes(model, required))
-        if self.exact and len(cases) > 1:
-            cases += sizes_beyond_all(self.models, required)
+        if self.task.exact_sizes and len(cases) > 1:
+            cases += sizes_beyond_all(self.task.models, required)
         real = all(value.dtype is None or value.dtype.is_floating_point() for value in model.graph.inputs)
         draws = INTEGER_DRAWS if not real else 2 if self.kept else 1
         for index, sizes in enumerate(cases):
             count = draws if index < len(SIZES) else min(draws, 2)
-            for draw in range(max(self.points, draws)) if index == 0 else range(index, index + count):
+            for draw in range(max(self.task.points, draws)) if index == 0 else range(index, index + count):
                 yield Trial(index, sizes, draw)
         for sizes in longer if self.hollow or not self._usual_sizes() else ():
-            yield from (Trial(len(cases), sizes, draw) for draw in range(max(self.points, draws)))
-        for sizes in sizes_beyond_few(self.models, required) if self.hollow and not self.exact else ():
+            yield from (Trial(len(cases), sizes, draw) for draw in range(max(self.task.points, draws)))
+        for sizes in sizes_beyond_few(self.task.models, required) if self.hollow and not self.task.exact_sizes else ():
             yield Trial(len(cases), sizes, 0)
-        for draw in range(LARGE_DRAWS if self.integers else 0):
+        for draw in range(LARGE_DRAWS if self.task.integers else 0):
             yield Trial(0, next(iter(self._usual_sizes()), cases[0]), draw, large=True)
         numbers = sorted(self._numbers_to_try())
-        for number, name, draw in itertools.product(numbers, self.integers, range(NUMBER_DRAWS)):
-            limits = ml_dtypes.iinfo(self.types[name])
+        for number, name, draw in itertools.product(numbers, self.task.integers, range(NUMBER_DRAWS)):
+            limits = ml_dtypes.iinfo(self.task.types[name])
             if not limits.min <= number <= limits.max or (draw and self.count and not self.untested[1]):
                 continue
             others = [case for case in (*cases, *longer) if draw == 0 and case not in self.ran]
@@ -357,9 +331,9 @@ class _Comparison:
 
     def _numbers_to_try(self) -> set[int]:
         """The constants with which a model compares what depends on integers of the caller, and their neighbours."""
-        dependent = set[ir.Value | None]().union(*(flow.elements for flow in self.flows))
+        dependent = set[ir.Value | None]().union(*(flow.elements for flow in self.task.flows))
         numbers = set[int]()
-        for model, known in zip(self.models, self.known, strict=True):
+        for model, known in zip(self.task.models, self.task.known, strict=True):
             comparing = [node for node, _ in nodes(model) if node.op_type in COMPARISONS]
             reading = [node for node in comparing if not dependent.isdisjoint(node.inputs)]
             numbers.update(compared_numbers(reading, known))
@@ -369,39 +343,39 @@ class _Comparison:
 
     def _drawn(self, trial: Trial, field: Field) -> tuple[dict[str, Array], dict[str, Array]]:
         """All inputs of a trial, and those of them that override a default."""
-        rng = np.random.default_rng((self.seed, trial.draw, trial.index))
-        inputs = draw_inputs(field, self.models[0], trial.sizes, rng, self.exact or trial.draw % 2 == 1)
-        overridden = {} if trial.draw % 2 == 0 else overrides(field, self.models[1], rng)
+        rng = np.random.default_rng((self.task.seed, trial.draw, trial.index))
+        inputs = draw_inputs(field, self.task.models[0], trial.sizes, rng, self.task.exact_sizes or trial.draw % 2 == 1)
+        overridden = {} if trial.draw % 2 == 0 else overrides(field, self.task.models[1], rng)
         for name, number in trial.numbers.items():
-            if (default := self.models[1].graph.initializers.get(name)) is None:
+            if (default := self.task.models[1].graph.initializers.get(name)) is None:
                 inputs[name] = np.full(inputs[name].shape, number)
             else:
                 overridden[name] = np.full(default.const_value.shape.numpy(), number)  # type: ignore[union-attr]
         inputs |= overridden
         if trial.large:
-            inputs |= large_integers(self.models[1], inputs, rng)
+            inputs |= large_integers(self.task.models[1], inputs, rng)
         return inputs, overridden
 
     def _evaluator(self, document: Document, flow: IntegerFlow, field: Field, trial: Trial) -> WholeEvaluator:
         """The evaluator of one model for a trial."""
-        evaluator = WholeEvaluator(field, document, self.folded, self.limits, self.deadline, flow)
-        evaluator.narrow, evaluator.refuses_counters = self.narrow, self.exact
-        evaluator.opaque, evaluator.of_sizes = self.opaque, self.of_sizes
-        evaluator.trusted = None if document is self.documents[0] else self.declared
+        evaluator = WholeEvaluator(field, document, self.folded, self.task.limits, self.task.deadline, flow)
+        evaluator.narrow, evaluator.refuses_counters = self.task.narrow, self.task.exact_sizes
+        evaluator.opaque, evaluator.of_sizes = self.opaque, self.task.of_sizes
+        evaluator.trusted = None if document is self.task.documents[0] else self.task.declared
         if trial.large:
             evaluator.most_passes, evaluator.most_elements = MOST_COUNTED, 4 * FEW
         return evaluator
 
     def _differ(self, trial: Trial) -> str:
         """Return the difference for one trial, or "" if there is none or the original does not run."""
-        field = Field(self.seed * 1000 + trial.draw % self.points)
+        field = Field(self.task.seed * 1000 + trial.draw % self.task.points)
         try:
             inputs, overridden = self._drawn(trial, field)
         except NotRunError:
             return ""
         results, symbols, computed = list[list[Array]](), list[set[str]](), list[dict[str, Array]]()
         executed = set[ir.Graph]()
-        for document, flow in zip(self.documents, self.flows, strict=True):
+        for document, flow in zip(self.task.documents, self.task.flows, strict=True):
             field.symbols.clear()
             evaluator = self._evaluator(document, flow, field, trial)
             try:
@@ -414,14 +388,14 @@ class _Comparison:
                 return ""
             except OutOfScopeError as error:
                 is_empty = 0 in trial.sizes.values()
-                undefined = isinstance(error, UndefinedError) and not results and (is_empty or bool(self.integers))
+                undefined = isinstance(error, UndefinedError) and not results and (is_empty or bool(self.task.integers))
                 if not trial.large and not undefined:
                     raise
                 if not (trial.large or is_empty) and trial.sizes not in self.undefined:
                     self.undefined.append(trial.sizes)
                 return ""  # the size of an integer, or its being zero, may be why
             symbols.append(set(field.symbols))
-            computed.append(evaluator.named(self.shared))
+            computed.append(evaluator.named(self.task.shared))
             executed |= evaluator.executed
             for parts in self.untested:
                 parts.difference_update(evaluator.executed)
@@ -440,12 +414,12 @@ class _Comparison:
         if symbols[0] != symbols[1]:
             what = min(symbols[0] ^ symbols[1]).partition(" (")[0]
             raise OutOfScopeError(f"only one of the models uses the constant or operation '{what}'")
-        for value, a, b in zip(self.models[0].graph.outputs, *results, strict=True):
+        for value, a, b in zip(self.task.models[0].graph.outputs, *results, strict=True):
             # Without trips, a Loop does not know the sizes of its steps.
             empty = a.size == b.size == 0 and a.ndim == b.ndim
             self.empty -= set() if empty else {str(value.name)}
             if not empty and not _is_equal(a, b):
                 shapes = {name: array.shape for name, array in inputs.items()}
                 return f"output '{value.name}' differs in exact arithmetic for inputs of shapes {shapes}"
-        check_time(self.deadline)
+        check_time(self.task.deadline)
         return ""
