@@ -171,8 +171,10 @@ class _Comparison:
         return self._moved.get(what) is not None or known_tensor(self._inputs.get(what)) is not None
 
     def _constant(self, what: str) -> Array | None:
-        """The constant content of an input, or None."""
-        return self._moved[what] if what in self._moved else constant(self._inputs.get(what))
+        """The constant content of an input, or None; kept, because each reading may copy it."""
+        if what not in self._moved:
+            self._moved[what] = constant(self._inputs.get(what))
+        return self._moved[what]
 
     # -- sizes ---------------------------------------------------------------------------------------------------------
 
