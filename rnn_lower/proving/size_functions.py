@@ -8,7 +8,9 @@ beyond which the proof tries sizes (`thresholds`).
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -33,28 +35,37 @@ SELECTING = ("Abs", "And", "Clip", "Max", "Min", "Neg", "Not", "Or", "Where", *C
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """The values that depend on sizes and constants alone, and the names of those that are random functions of them."""
+    """The values that depend on sizes and constants alone, and the names of those that are random functions of them.
+
+    swept: the largest numbers of the constants with which counters are compared, if all chunks have one length.
+    """
 
     values: Set[ir.Value | None]
     functions: Mapping[ir.Value, str]
+    swept: Set[int] = frozenset()
 
 
-def sizes_in(document: Document, counters: Collection[str] | None = None) -> Sizes:
+NO_SIZES = Sizes(frozenset(), {})
+
+
+def sizes_in(document: Document, counters: Collection[str] | None = None, one_length: bool = False) -> Sizes:
     """What depends on sizes alone. Its floats and conditions are random functions, except for plain ones.
 
     Operators that select or move elements of a constant are one function of the elements, as models may do it in other
     ways. Conditions are left out if only what depends on sizes alone reads them, and values if they lead to integers.
     counters: the inputs of a stream that count its frames; they are sizes, too. None for models that are no streams.
+    one_length: whether all its chunks have one length, so that a long run shows each value of a counter.
     """
     known = known_values(document.model)
     inputs = [value for value in document.model.graph.inputs if value.name in (counters or ())]
     states = [] if counters is None else list(_integer_states(document, known))
     while True:  # until all states that count are found
-        found = _sizes_from(document, known, [*inputs, *(state for _, state, _ in states)], counters is not None)
-        counting = [each for each in states if each[2] in found.values and each[0] in (None, *found.values)]
-        if counting == states:
+        counting = [*inputs, *(state for _, state, _ in states)]
+        found = _sizes_from(document, known, counting, counters is not None, inputs if one_length else ())
+        kept = [each for each in states if each[2] in found.values and each[0] in (None, *found.values)]
+        if kept == states:
             return found
-        states = counting
+        states = kept
 
 
 def _integer_states(document: Document, known: Known) -> Iterator[tuple[ir.Value | None, ir.Value, ir.Value]]:
@@ -68,11 +79,13 @@ def _integer_states(document: Document, known: Known) -> Iterator[tuple[ir.Value
                     yield None if array is not None else begin, state, result
 
 
-def _sizes_from(document: Document, known: Known, counters: Sequence[ir.Value], streams: bool) -> Sizes:
-    """See `sizes_in`. counters: inputs and states that count, and are sizes, too."""
+def _sizes_from(
+    document: Document, known: Known, counters: Sequence[ir.Value], streams: bool, sweeping: Sequence[ir.Value]
+) -> Sizes:  # fmt: skip
+    """See `sizes_in`. counters: inputs and states that count, and are sizes, too.  sweeping: inputs of `one_length`."""
     ends, counting = (WITH_STATES, ("Range",)) if streams else ((), ())
     sizes, plain, filled = (set[ir.Value | None](each) for each in (counters, counters, ()))
-    functions = dict[ir.Value, str]()
+    functions, swept, factors = dict[ir.Value, str](), set[int](), dict[ir.Value | None, int].fromkeys(sweeping, 1)
     for node, _ in nodes(document.model):
         read = () if node.op_type in MEASURING else node.inputs
         computed = {v for v in read if v is not None and v not in known and known_tensor(v) is None}
@@ -87,6 +100,13 @@ def _sizes_from(document: Document, known: Known, counters: Sequence[ir.Value], 
             plain.update(node.outputs if node.inputs[0] in plain or node.inputs[0] not in sizes else ())
         elif (plain >= computed or node.op_type in counting) and _is_plain(node, arrays, dtype, streams):
             plain.update(node.outputs)
+            if factors.keys() >= computed:
+                factors.update(dict.fromkeys(node.outputs, _factor(node, computed, arrays, factors)))
+        elif factors.keys() >= computed and len(computed) == 1 and node.op_type in COMPARISONS:
+            plain.update(node.outputs)
+            magnitudes = [np.abs(array.astype(np.float64)) for array in arrays if array is not None]
+            largest = max((array.max(initial=0) for array in magnitudes), default=0)
+            swept.add(math.ceil(largest / min(factors[value] for value in computed)))
         elif _is_filled(node, computed, filled):
             filled.update(node.outputs)
         elif node.op_type not in DATA_MOVEMENT:
@@ -101,7 +121,19 @@ def _sizes_from(document: Document, known: Known, counters: Sequence[ir.Value], 
     )  # fmt: skip
     for value in [*kept]:
         del functions[value]
-    return Sizes(sizes, functions)
+    return Sizes(sizes, functions, swept)
+
+
+def _factor(
+    node: ir.Node, computed: Collection[ir.Value], arrays: Sequence[np.ndarray | None], factors: Mapping[Any, int]
+) -> int:  # fmt: skip
+    """How fast a result at least grows with a counter. arrays: the constant operands.  factors: of the operands."""
+    if len(computed) > 1:  # the difference of two counters may grow as slowly as by one
+        return 1
+    times = [array for array in arrays if array is not None] if node.op_type == "Mul" else []
+    return math.prod(
+        [*(factors[value] for value in computed), *(max(1, int(np.abs(a).min())) for a in times if a.size)]
+    )
 
 
 def _of_integers(document: Document, sizes: Set[ir.Value | None]) -> set[ir.Value]:

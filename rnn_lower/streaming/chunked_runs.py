@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from rnn_lower.errors import RnnLowerError, one_line
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.model_inputs import fixed_sizes
-from rnn_lower.proving.size_functions import sizes_in
+from rnn_lower.proving.size_functions import NO_SIZES, Sizes
 from rnn_lower.proving.thresholds import MOST_COUNTED, check_counted, counted_numbers
 from rnn_lower.proving.whole_inputs import TOGETHER
 from rnn_lower.shapes.fixed_dims import declared_shapes, free_dims
@@ -71,16 +71,17 @@ class ChunkedRuns:
     rows: by output, the rows of a frame along its stream axis in the last run.  emitted: by output and number of input
     frames so far, the numbers of frames so far.  wholes: by output and number of input frames, the frames of the
     original.  missing: by output, how many of these only come when the stream goes on.
-    counters: the inputs that count frames, and numbers with which they begin, as magnitudes, or 0.
+    sizes: what the streaming model computes from sizes.  begins: numbers with which its counters begin, as magnitudes.
     """
 
     def __init__(
-        self, original: Document, streaming: Document, plan: Plan, seed: int, counters: Mapping[str, int] = {}
+        self, original: Document, streaming: Document, plan: Plan, seed: int, sizes: Sizes = NO_SIZES,
+        begins: Collection[int] = (),
     ) -> None:  # fmt: skip
         self.original, self.made, self.plan, self.seed = original, streaming, plan, seed
         self.fixed_step = fixed_step(streaming.proto, plan)
         self.step = self.fixed_step or plan.every
-        self.counters = counters
+        self.sizes, self.begins = sizes, begins
         self.remembered = min(-(-plan.reach // self.step), LONGEST)
         self.chunks = self.borders = 0
         self.rows: dict[str, int] = {}
@@ -112,10 +113,10 @@ class ChunkedRuns:
         Other sizes of 1 and 2 are always tried, because a size of 1 may be repeated.
         Raises OutOfScopeError if a number is too large.
         """
-        of_sizes = counted_numbers(self.made.model, sizes_in(self.made, self.counters).values)
+        of_sizes = counted_numbers(self.made.model, self.sizes.values)
         old = counted_numbers(self.original.model)
         shared = sorted(number for number in of_sizes if number <= MOST_COUNTED)[-MOST_SHARED:]
-        numbers = {*(counted_numbers(self.made.model) - old), *shared, *self.counters.values()}
+        numbers = {*(counted_numbers(self.made.model) - old), *shared, *self.sizes.swept, *self.begins}
         is_free = fixed_step(self.original.proto, self.plan) is None
         others = defaultdict[str, list[tuple[str, int]]](list)
         for name, axis, label in free_dims(declared_shapes(self.original.model)):

@@ -119,10 +119,11 @@ def prove_streaming(
         counters = _counters(original, streaming, plan)
     except OutOfScopeError as error:
         return verdict(OUT_OF_SCOPE, str(error))
-    of_sizes = {**sizes_in(original, ()).functions, **sizes_in(streaming, counters).functions}
+    sizes = sizes_in(streaming, counters, one_length=fixed_step(streaming.proto, plan) is not None)
+    of_sizes = {**sizes_in(original, ()).functions, **sizes.functions}
     rounded = {**known_values(original.model), **known_values(streaming.model)}
     for folded in (True, False):  # constants that were computed before, such as sums of biases, are rounded
-        chunked = ChunkedRuns(original, streaming, plan, seed, counters)
+        chunked = ChunkedRuns(original, streaming, plan, seed, sizes, counters.values())
         try:
             difference = ""
             for point in range(points):

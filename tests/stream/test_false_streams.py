@@ -144,6 +144,30 @@ def test_positions_at_which_a_stream_changes_are_compared(comparison, limit):
     assert not rnn_lower.prove_streaming(model, made).ok
 
 
+@pytest.mark.parametrize(("numbers", "comparison"), [(range(1000, 1010), "Equal"), (range(9, 9000, 1000), "Less")])
+def test_a_counter_that_is_compared_with_many_numbers(numbers, comparison):
+    """A model of chunks of 8 frames, the number of which it compares with a constant of ten."""
+    model = stack_of(late_conv, lstm)
+    streamed = rnn_lower.stream(model, axis="T", delay=True, step=8)
+    assert rnn_lower.prove_streaming(model, streamed).ok
+    (seen,) = (value.name for value in streamed.graph.input if value.name.endswith("frames_in"))
+    nodes = [
+        helper.make_node("Mul", [seen, "three"], ["scaled"]),
+        helper.make_node(comparison, ["scaled", "limits"], ["at"]),
+        helper.make_node("Cast", ["at"], ["number"], to=1),
+        helper.make_node("ReduceMax", ["number"], ["any"], keepdims=0),
+        helper.make_node("Mul", ["y0", "any"], ["z"]),
+        helper.make_node("Sub", ["y0", "z"], ["y"]),
+    ]
+    made = behind_y(streamed, *nodes, limits=np.array(numbers), three=np.array([3]))
+    session, x = rnn_lower.StreamingSession(made), np.ones((1, 400 if comparison == "Equal" else 3200, 6), np.float32)
+    y = np.concatenate([session.run({"x": x[:, k : k + 8]})["y"] for k in range(0, x.shape[1], 8)], 1)
+    wanted = run_onnxruntime(model, {"x": x})[0][:, : y.shape[1]]
+    assert not np.allclose(y, wanted, atol=1e-4)
+    assert np.allclose(y[:, :100], wanted[:, :100], atol=1e-4) == (comparison == "Equal")
+    assert not rnn_lower.prove_streaming(model, made).ok
+
+
 ROUNDED_SIZES = (
     "f = Cast <to = 1> (size) g = Sub (f, most) k = Relu (g)", "f = Cast <to = 1> (size) g = Sub (most, f) a = Abs (g) k = Sub (a, g)",
     "f = Cast <to = 1> (size) g = Mul (f, small) k = Floor (g)", "g = Div (size, many) k = Cast <to = 1> (g)",
