@@ -54,7 +54,8 @@ def settle(ctx: RuleContext, passes: bool) -> None:
     timed = [info for info in ctx.inputs if info is not None and info.axis is not None]
     if ctx.node.op_type not in (*ELEMENTWISE, "Concat") and any(info.trail < 0 for info in timed):
         passes = False
-    alike = len({info.trail for info in timed}) < 2 and not any(info.late for info in timed)
+    is_free = ctx.node.op_type == "Slice" or not any(info.late for info in timed)
+    alike = len({info.trail for info in timed}) < 2 and is_free
     if not passes or not alike:
         ctx.inputs[:] = [None if info is None else settled(info, ctx.analysis.delay) for info in ctx.inputs]
 

@@ -13,6 +13,7 @@ from rnn_lower.builder.graph_builder import Operand
 from rnn_lower.shapes.sizes import Size
 from rnn_lower.streaming.axis_info import AxisInfo
 from rnn_lower.streaming.graph_editor import INT64, GraphEditor, Site, computed_size
+from rnn_lower.streaming.state_caches import END
 
 
 def change_attributes(_: GraphEditor, site: Site, attributes: Mapping[str, Any]) -> None:
@@ -59,6 +60,14 @@ def mask(work: GraphEditor, site: Site, x: AxisInfo, fill: np.ndarray) -> None:
     early = work.are_early(site, x)
     filling = constant(fill, ir.DataType.from_numpy(fill.dtype), "fill")
     site.feed(0, site.before.op("Where", early, filling, site.input(), name="masked"))
+
+
+def never_empty(_: GraphEditor, site: Site, axis: int, rank: int, stride: int) -> None:
+    """Put a frame of zeros before the input of a ConvTranspose, which runtimes do not run without frames."""
+    pads = constant([int(k == axis) for k in range(2 * rank)], INT64, "pads")
+    site.feed(0, site.before.op("Pad", site.input(), pads, name="with_zeros"))
+    output = str(site.output().name)
+    site.rename(site.behind.slice(site.divert("from_zeros"), axis, stride, END, "frames"), output)
 
 
 def copy_zeros(_: GraphEditor, site: Site) -> None:

@@ -22,7 +22,7 @@ from rnn_lower.streaming import reshaping
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
 from rnn_lower.streaming.delay_buffer import DelayBuffer
 from rnn_lower.streaming.delays import held, mask_early, settled
-from rnn_lower.streaming.node_edits import change_attributes, replace_arguments
+from rnn_lower.streaming.node_edits import change_attributes, never_empty, replace_arguments
 from rnn_lower.streaming.state_caches import Begun, Cache, Joined, Overlap
 
 
@@ -136,10 +136,12 @@ def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
     if window == _Window(1, 1, 0, 0):
         return [x.moved(axis, shape)]
     extra = ctx.attribute("output_padding", [0] * (x.rank - 2))[axis - 2]
-    if window.stride > 1 or extra:
+    if window.stride > 1 or extra or ctx.may_lack_frames(x):
         return [_overlapping(ctx, x, window, extra, shape)]
-    if not x.is_unmerged or x.late:
-        raise ctx.refuse("its input is delayed, or its time axis is merged with other axes")
+    if not x.is_unmerged or (x.late and x.lead):
+        raise ctx.refuse("its input is delayed and padded, or its time axis is merged with other axes")
+    if x.late and window.before:
+        raise PaddedError(ctx.node, _cut_behind, axis)
     before, trail = window.reach - 1, window.reach - 1 - window.behind
     if trail < 0:
         raise ctx.refuse("it removes frames from the stream")
@@ -149,6 +151,7 @@ def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
         ctx.edit(change_attributes, attributes)
         lead = x.lead - before
     elif not window.before and not x.lead:
+        mask_early(ctx, x, 0)
         ctx.carry(Cache(ctx.node, x, before, ctx.dtype(0), attributes=attributes))
         lead = 0
     else:
@@ -180,9 +183,6 @@ def _overlapping(ctx: RuleContext, x: AxisInfo, window: _Window, extra: int, sha
         raise ctx.refuse("its input is padded, or its time axis is merged with other axes")
     if rest < 0:
         raise ctx.refuse("it leaves gaps between its output frames")
-    if ctx.may_lack_frames(x):
-        also = f", and unless a later node crops the last {rest} frames, delay the outputs (--delay)" if rest else ""
-        raise ctx.refuse(f"its input is delayed, so a chunk may be empty; set a fixed chunk length (--step){also}")
     if window.before or window.behind:
         raise PaddedError(ctx.node, _cut_behind, axis)
     mask_early(ctx, x, 0)
@@ -192,6 +192,9 @@ def _overlapping(ctx: RuleContext, x: AxisInfo, window: _Window, extra: int, sha
     )  # fmt: skip
     if rest:
         ctx.carry(Overlap(ctx.node, info, rest, ctx.dtype(0)))
+    if ctx.may_lack_frames(x):
+        ctx.require_opset(11)
+        ctx.edit(never_empty, axis, x.rank, window.stride)
     return info
 
 
