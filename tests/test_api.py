@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 
 import onnx
@@ -228,3 +229,26 @@ def test_messages_for_python_name_arguments_and_those_of_the_command_line_flags(
     onnx.save(model, tmp_path / "m.onnx")
     assert cli.main(["lower", str(tmp_path / "m.onnx"), str(tmp_path / "o.onnx"), "--form", "unroll"]) == cli.BAD
     assert "use --form scan or --form loop" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "size",
+    ["mod(T)", "floor(T, 2)", "max(a,b,c,d,e,f,g,h,i,j,k,l,m,n)", "mod((a+b)*(c+d)*(e+f)*(g+h)*(i+j)*(k+l),a+c)"],
+)
+def test_a_size_whose_name_is_no_expression_is_a_name(size):
+    """Or one that takes long to evaluate."""
+    model, _ = build(Case("GRU", 17))
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = size
+    lowered = rnn_lower.lower(model)
+    assert rnn_lower.check(model, lowered).ok
+    assert rnn_lower.lower(model, dims={size: 3}).graph.input[0].type.tensor_type.shape.dim[0].dim_value == 3
+
+
+def test_a_target_in_the_metadata_that_is_no_text():
+    """With half of a character, as JSON may contain it."""
+    model, _ = build(Case("GRU", 17))
+    lowered = rnn_lower.lower(model)
+    keys = {"summary": "a", "status": "measured", "source": "b", "forms": ["scan"]}
+    keys["limits"] = {"\ud800": {"inputs": [1, 2]}}
+    lowered.metadata_props.add(key="rnn_lower.legalized", value=f"x.toml{json.dumps(keys)}")
+    assert not rnn_lower.prove(model, lowered).ok

@@ -269,6 +269,49 @@ def test_lint_names_node_rule_and_source(tmp_path, capsys):
     assert (told["schema"], told["ok"], len(told["findings"])) == (1, False, 3)
 
 
+LISTS = """<ir_version: 8, opset_import: ["" : 17]> g (float[4,3] x) => (float[N,3] y)
+    <int64 zero = {0}, bool yes = {1}> {
+    start = Gather <axis = 0> (x, zero) some = SequenceConstruct (start) none = SequenceEmpty <dtype = 1> ()
+    size = Shape (x) steps = Gather (size, zero)
+    grown = Loop <body = step (int64 i, bool go, seq(float[3]) held) => (bool on, seq(float[3]) more) {
+        on = Identity (go) row = Gather <axis = 0> (x, i) more = SequenceInsert (held, row) }> (steps, yes, FIRST)
+    y = ConcatFromSequence <axis = 0, new_axis = 1> (grown) }"""
+
+BRANCHES = """<ir_version: 8, opset_import: ["" : 14]> g (float[2,16,6] x, int64[1] rate) => (float[2,96] y)
+    <float[16,16,3] k, int64[2] shape = {2, 96}, int64[1] high = {16000}> {
+    c = Equal (rate, high)
+    r = If <then_branch = a () => (float[2,16,6] t) { w = Conv <kernel_shape = [3], pads = [1, 1]> (x, k) t = LAST (w) },
+            else_branch = b () => (float[2,16,6] e) { e = Sigmoid (x) }> (c)
+    y = Reshape (r, shape) }"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "good", "bad"),
+    [("openvino", LISTS, ("FIRST", "none"), ("FIRST", "some")),
+     ("opencv", BRANCHES, ("LAST", "Identity"), ("LAST", "Relu"))],
+)  # fmt: skip
+def test_bodies_that_a_runtime_computes_wrongly_are_named(name, text, good, bad):
+    """The runtime is right where lint says nothing, and wrong where it does, without an error."""
+    verdicts = []
+    for old, new in (good, bad):
+        model = onnx.parser.parse_model(text.replace(old, new))
+        k, *xs = (
+            np.random.default_rng(0).standard_normal(n).astype(np.float32) for n in ((16, 16, 3), (4, 3), (2, 16, 6))
+        )
+        is_list = name == "openvino"
+        feeds = {"x": xs[0]} if is_list else {"x": xs[1], "rate": np.array([16000])}
+        model.graph.initializer.extend([] if is_list else [numpy_helper.from_array(k, "k")])
+        rows = [
+            row for row in rnn_lower.lint(model, name).findings if "with lists" in row.rule or "branches" in row.rule
+        ]
+        (wanted,) = run_onnxruntime(model, feeds)
+        if missing(name):
+            pytest.skip(missing(name))
+        (found,) = RUNNERS[name][1](model, feeds)
+        verdicts.append((bool(rows), found.shape == wanted.shape and np.allclose(found, wanted, atol=1e-4)))
+    assert verdicts == [(False, True), (True, False)]
+
+
 def test_lint_says_why_lowering_does_not_mend(tmp_path):
     report = rnn_lower.lint(build(Case("LSTM", 17, dynamic=True))[0], "tidl")
     (finding,) = report.findings

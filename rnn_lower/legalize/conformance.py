@@ -11,11 +11,17 @@ from rnn_lower.builder.constants import Constant
 from rnn_lower.builder.tensor_info import UNKNOWN, TensorInfo, answers, frozen, inferred, info_of, of_body
 from rnn_lower.ir.schemas import WITH_BODIES
 from rnn_lower.ir.traits import ELEMENTWISE
-from rnn_lower.ir.walk import NODE_MARK, subgraphs
+from rnn_lower.ir.walk import NODE_MARK, subgraphs, upstream
 from rnn_lower.legalize.constraints import NodeView, OpConstraints
 
 COMMUTATIVE = ("Add", "Max", "Mean", "Min", "Mul", "Sum")
 """Operators that a runtime may compute in place of their first operand."""
+
+WINDOWS = ("AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "LpPool", "MaxPool")
+"""Operators whose results OpenCV keeps in a layout of its own."""
+
+FUNCTIONS = frozenset(ELEMENTWISE) - {"Identity"}
+LIST = (ir.SequenceType, ir.OptionalType)
 
 Declared = Callable[[ir.Value], TensorInfo | None]
 """Returns the declared info of a value, or None to use the inferred one."""
@@ -67,9 +73,8 @@ class ConstraintChecker:
         for value, info in zip(node.outputs, [*infos, *[UNKNOWN] * len(node.outputs)], strict=False):
             self._infos[value] = _fuller(self.declared(value), _fuller(info_of(value), info))
         outputs = tuple(map(self._infos.__getitem__, node.outputs))
-        constant_state = any(body.outputs and _constant_state(node, body) for body in bodies)
-        overwrites = any(body.inputs and _overwrites(node, body) for body in bodies)
-        return NodeView(node.op_type, self.opset, inputs, attributes, outputs, constant_state, overwrites)
+        found = frozenset(name for name, is_in in BODIES.items() if any(is_in(node, body) for body in bodies))
+        return NodeView(node.op_type, self.opset, inputs, attributes, outputs, found)
 
     def info(self, operand: ir.Value | Constant) -> TensorInfo:
         """Return the info of an operand: from its constant content, else declared, else inferred."""
@@ -101,7 +106,7 @@ def _overwrites(node: ir.Node, body: ir.Graph) -> bool:
 
     Also other elementwise operators of two of these. Emitted Scans have none: their recurrent products come first.
     """
-    if node.op_type != "Scan" or NODE_MARK in node.metadata_props:
+    if node.op_type != "Scan" or NODE_MARK in node.metadata_props or not body.inputs:
         return False
     elements = set(body.inputs[len(node.inputs) - node.attributes["num_scan_inputs"].as_int() :])
     for inner in body:
@@ -117,7 +122,7 @@ def _overwrites(node: ir.Node, body: ir.Graph) -> bool:
 
 def _constant_state(node: ir.Node, body: ir.Graph) -> bool:
     """Whether a Scan carries a state that is independent of the inputs of its body."""
-    if node.op_type != "Scan":
+    if node.op_type != "Scan" or not body.outputs:
         return False
     scanned = node.attributes["num_scan_inputs"].as_int()
     scanned_values = set(body.inputs)
@@ -125,3 +130,26 @@ def _constant_state(node: ir.Node, body: ir.Graph) -> bool:
         if any(value in scanned_values for value in inner.inputs) and not _is_zero(inner):
             scanned_values.update(inner.outputs)
     return any(value not in scanned_values for value in body.outputs[: len(node.inputs) - scanned])
+
+
+def _ends_with_window(node: ir.Node, branch: ir.Graph) -> bool:
+    """Whether a branch of an If returns what a convolution or a pooling computes, or a function of its elements."""
+
+    def operand(inner: ir.Node, _: int) -> Sequence[ir.Value | None]:
+        return inner.inputs if inner.op_type in FUNCTIONS and len(inner.inputs) == 1 else ()
+
+    makers = [value.producer() for value in upstream(branch.outputs, operand)]
+    return node.op_type == "If" and any(maker is not None and maker.op_type in WINDOWS for maker in makers)
+
+
+def _grows_list(node: ir.Node, body: ir.Graph) -> bool:
+    """Whether a Loop adds elements to a list that is not empty at first."""
+    lists = [first for first, state in zip(node.inputs, body.inputs, strict=False) if isinstance(state.type, LIST)]
+    makers = [None if first is None else first.producer() for first in lists]
+    return node.op_type == "Loop" and any(maker is None or maker.op_type != "SequenceEmpty" for maker in makers)
+
+
+BODIES = {
+    "states": _constant_state, "in_place": _overwrites, "windows_last": _ends_with_window, "lists": _grows_list,
+}  # fmt: skip
+"""By the key of a limit: whether a body contains what it refuses. (node, body) -> bool"""

@@ -30,8 +30,8 @@ class NodeView:
     inputs: tuple[TensorInfo | None, ...]
     attributes: tuple[tuple[str, Any], ...]
     outputs: tuple[TensorInfo, ...]
-    constant_state: bool = False
-    overwrites: bool = False
+    bodies: frozenset[str] = frozenset()
+    """What runtimes compute wrongly in its bodies, by keys of `limits` (`conformance.BODIES`)."""
 
     @property
     def operands(self) -> list[TensorInfo]:
@@ -188,14 +188,14 @@ def _forward(limit: bool, use: NodeView) -> Iterator[str]:
         yield "this node runs backward"
 
 
-def _states(limit: str, use: NodeView) -> Iterator[str]:
-    if limit == "computed" and use.constant_state:
-        yield "an initial state is constant"
+def _in_bodies(name: str, refused: Any, text: str) -> Check:
+    """The check of a limit on bodies. refused: the setting that does not allow what `text` says of a node."""
 
+    def check(limit: Any, use: NodeView) -> Iterator[str]:
+        if limit == refused and name in use.bodies:
+            yield text
 
-def _in_place(limit: bool, use: NodeView) -> Iterator[str]:
-    if not limit and use.overwrites:
-        yield "its body has one"
+    return check
 
 
 def _range(limit: Sequence[int], noun: str = "") -> str:
@@ -239,8 +239,22 @@ CHECKS: Mapping[str, tuple[Callable[[Any], str], Check]] = {
     "last_axis": (lambda _: "over the last axis", _last_axis),
     "strided_padding": (lambda _: "with explicit pads if it has strides", _strided_padding),
     "forward": (lambda _: "in the forward direction", _forward),
-    "states": (lambda _: "with non-constant initial states", _states),
-    "in_place": (lambda _: "without sums and products that begin with an element of a scanned input", _in_place),
+    "states": (
+        lambda _: "with non-constant initial states",
+        _in_bodies("states", "computed", "an initial state is constant"),
+    ),
+    "in_place": (
+        lambda _: "without sums and products that begin with an element of a scanned input",
+        _in_bodies("in_place", False, "its body has one"),
+    ),
+    "windows_last": (
+        lambda _: "with branches that do not end with a convolution, a pooling or a function of these",
+        _in_bodies("windows_last", False, "one of its branches does; let it end with an Identity"),
+    ),
+    "lists": (
+        lambda _: "with lists that begin empty",
+        _in_bodies("lists", "empty", "it adds elements to a list that already has some"),
+    ),
 }
 """By the key of a limit: its wording and its check."""
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 
 import onnx_ir as ir
 
-LONGEST, MOST_TRIED = 256, 4096
-"""The most characters of an expression, and the size below which one is solved."""
+LONGEST, MOST_WORDS, MOST_TRIED = 256, 10, 4096
+"""The most characters of an expression, the most words in it, and the size below which one is solved."""
+
+ERRORS = (ValueError, ArithmeticError, RecursionError, TypeError, AttributeError)
+"""What onnx_ir and sympy raise for text that is no expression, such as `mod(T)`."""
 
 
 def names_in(symbol: int | str) -> frozenset[str]:
@@ -36,16 +40,18 @@ def _parsed(symbol: int | str) -> ir.SymbolicDim | None:
     """The expression, or None for a name alone, and for text that is none or may take long to evaluate."""
     if not isinstance(symbol, str) or len(symbol) > LONGEST or "**" in symbol:
         return None
+    if len(re.findall(r"[^\W\d]\w*", symbol)) > MOST_WORDS and "(" in symbol:
+        return None
     try:
         dim = ir.SymbolicDim(symbol)
         return None if symbol in dim.free_symbols() or not dim.free_symbols() else dim
-    except (ValueError, ArithmeticError, RecursionError):
+    except ERRORS:
         return None
 
 
 def _number(dim: ir.SymbolicDim, sizes: Mapping[str, int]) -> int | None:
     try:
         number = dim.evaluate(dict(sizes))
-    except (ValueError, ArithmeticError, RecursionError):  # such as a division by zero
+    except ERRORS:  # such as a division by zero
         return None
     return number if isinstance(number, int) and number >= 0 else None

@@ -61,7 +61,7 @@ class Key:
 
 
 def _is_operator(value: Any) -> bool:
-    return isinstance(value, str) and bool(onnx.defs.has(value))
+    return isinstance(value, str) and value.isascii() and bool(onnx.defs.has(value))
 
 
 def _is_text(value: Any) -> bool:
@@ -141,6 +141,8 @@ LIMITS: dict[str, Key] = {
     "in_place": _FLAG,
     "forward": _FLAG,
     "states": Key(_one_of("computed"), '"computed"'),
+    "windows_last": _FLAG,
+    "lists": Key(_one_of("empty"), '"empty"'),
 }
 """The keys of `limits.OPERATOR`."""
 assert LIMITS.keys() == CHECKS.keys()

@@ -377,7 +377,7 @@ def test_a_false_whole_model_is_found(change, tmp_path):
     "entries",
     [
         {"every": 10**19}, {"late": {"y": -1000}}, {"reach": -50}, {"inputs": {"x": 7}}, {"outputs": {"y": 9, "r": 1}},
-        {"symbols": {}}, {"states": [{"shape": [["1/0", []]]}]}, {"warm_up": {"y": 3}}, {"seen": "nothing"},
+        {"symbols": {}}, {"states": [{"shape": [["1/0", []]]}]}, {"states": [{"shape": [["1e9999999", []]]}]}, {"warm_up": {"y": 3}}, {"seen": "nothing"},
         {"inputs": {}}, {"reset": "x"}, {"late": [["y", 1]]}, {"symbols": {"N": ["LSTM5/h_in", 1]}},
     ],
     ids=str,
