@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx_ir as ir
 
@@ -108,14 +110,16 @@ def range_(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("the range of indices must contain exactly one index for each frame")
     (times, more), count = line, Size(line[0] / step, (TIME,))
     rounded = count.times.denominator == 1 and -step < more - first <= 0
-    late = 0 if rounded else first - more
-    if times <= 0 or 1 not in (count.times.numerator, count.times.denominator) or late < 0 or (late and step > 1):
+    late, trail = 0 if rounded else max(0, first - more), max(0, math.ceil((more - first) / step))
+    is_whole = count.times.denominator == 1 or not trail
+    if times <= 0 or 1 not in (count.times.numerator, count.times.denominator) or not is_whole or (late and step > 1):
         raise ctx.refuse("the range of indices must contain exactly one index for each frame")
     source = next(iter(ctx.analysis.streams.items()))
     ctx.carry(Position(ctx.node, ctx.dtype(0), ctx.analysis.numbered, source, count, first, step))
     offsets = np.array([first]) if step == 1 and ctx.dtype(0).is_integer() else None
     length = frames(count.times, -late, cut=limit.is_cut)
-    return [AxisInfo((length,), 0, every=1 / count.times, late=late, cut=limit.is_cut, offsets=offsets)]
+    info = AxisInfo((length,), 0, every=1 / count.times, late=late, cut=limit.is_cut, offsets=offsets)
+    return [info.changed(trail=trail, offsets=None) if trail else info]
 
 
 def slice_(ctx: RuleContext) -> list[AxisInfo]:

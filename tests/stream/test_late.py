@@ -152,6 +152,25 @@ def test_the_frames_before_a_delay_in_chunks_of_one_length(step):
     assert rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="T", delay=True, step=step)).ok
 
 
+@pytest.mark.parametrize("step", [None, 3])
+@pytest.mark.parametrize(("first", "more", "by"), [(1, 3, 1), (3, 7, 3), (2, 6, 2)])
+def test_positions_of_a_padded_stream(first, more, by, step):
+    """As FullSubNet has it: two frames behind, a running mean, and the first two frames removed."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[1,T,4] x) => (float[1,T,4] y)
+        <int64[6] pads = {{0, 0, 0, 0, 2, 0}}, int64 axis = {{1}}, int64 first = {{{first}}}, int64 by = {{{by}}},
+         int64 more = {{{more - 2 * by}}}, int64[1] two = {{2}}, int64[1] end = {{9223372036854775807}}, int64[1] one = {{1}},
+         int64[2] around = {{0, 2}}> {{
+        p = Pad (x, pads) s = CumSum (p, axis) n = Shape <start = 1, end = 2> (p) l = Squeeze (n) t = Mul (l, by)
+        limit = Add (t, more) r = Range (first, limit, by) f = Cast <to = 1> (r) d = Unsqueeze (f, around)
+        m = Div (s, d) z = Sub (p, m) y = Slice (z, two, end, one) }}""")
+    made = rnn_lower.stream(model, axis="T", delay=True, step=step)
+    assert rnn_lower.prove_streaming(model, made).ok
+    x = np.random.default_rng(1).standard_normal((1, 24, 4)).astype(np.float32)
+    got, (wanted,) = in_chunks(made, {"x": x}, [3] * 8)["y"], run_onnxruntime(model, {"x": x})
+    assert got.shape[1] == 22
+    np.testing.assert_allclose(got, wanted[:, :22], rtol=1e-4, atol=1e-5)
+
+
 def test_check_compares_what_has_come(tmp_path):
     path, out = tmp_path / "in.onnx", tmp_path / "out.onnx"
     onnx.save(stack(conv(3, pads=(1, 1)), lstm), path)
