@@ -21,6 +21,16 @@ DATA_MOVEMENT = (
 MEASURING = ("Shape", "Size")
 """Operators that read only the sizes of their operand."""
 
+SIZED_BY = {
+    "AffineGrid": (1,), "BlackmanWindow": (0,), "CenterCropPad": (1,), "Col2Im": (1, 2), "Compress": (1,),
+    "ConstantOfShape": (0,), "DFT": (1,), "Expand": (1,), "HammingWindow": (0,), "HannWindow": (0,), "If": (0,),
+    "Loop": (0, 1), "MaxUnpool": (2,), "MelWeightMatrix": (0, 1), "NonMaxSuppression": (0, 1, 2, 3, 4),
+    "NonZero": (0,), "OneHot": (1,), "Pad": (1,), "Range": (0, 1, 2), "Reshape": (1,), "Resize": (1, 2, 3),
+    "SequenceAt": (1,), "Slice": (1, 2, 3, 4), "Split": (1,), "SplitToSequence": (1,), "STFT": (1, 3),
+    "StringSplit": (0,), "Tile": (1,), "TopK": (1,), "Unique": (0,), "Upsample": (1,),
+}  # fmt: skip
+"""The operands whose elements decide the sizes of an operator's outputs."""
+
 RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
 """Operators whose output is random."""
 

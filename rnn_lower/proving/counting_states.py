@@ -9,8 +9,9 @@ from collections.abc import Collection, Iterable, Mapping, Set
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.traits import ELEMENTWISE, MEASURING
-from rnn_lower.ir.walk import constant, integers, known_tensor, upstream, with_bodies
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS
+from rnn_lower.ir.traits import ELEMENTWISE, MEASURING, SIZED_BY
+from rnn_lower.ir.walk import constant, integers, known_tensor, subgraphs, upstream, with_bodies
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proving.call import OutOfScopeError, cast_type
 from rnn_lower.proving.element_types import WIDE_INTEGERS
@@ -24,9 +25,6 @@ CHANGING = ("Add", "And", "Clip", "Max", "Min", "Or", "Sub")
 
 SMOOTH = (*OP_TYPES, "Elu", "Erf", "Exp", "Gelu", "Sigmoid", "Softplus", "Softsign", "Tanh")
 """Functions that the proof takes for random ones: no state comes back, or counts, behind one of them."""
-
-SIZING = ("ConstantOfShape", "NonZero", "Range")
-"""Operators whose first operand decides how large the result is; of others, only further ones may."""
 
 MOST_ADDED = 1 << 31
 """A number from which on a sum wraps around soon."""
@@ -66,13 +64,27 @@ def _dependent(graph: ir.Graph, values: Iterable[ir.Value], ends: Iterable[str] 
         if node.op_type in ends or source.isdisjoint(read):
             continue
         found.update(node.outputs)
-        chooses = node.op_type in SIZING or not found.isdisjoint(filter(None, node.inputs[1:]))
         if node.op_type in ELEMENTWISE:  # as large as its largest operand
             grows = sized >= {value for value in read if known_tensor(value) is None}
         else:
-            grows = chooses or not sized.isdisjoint(read)
+            grows = _decides_size(node, found) or not sized.isdisjoint(read)
         sized.update(node.outputs if grows else ())
     return found
+
+
+def _decides_size(node: ir.Node, found: Set[ir.Value]) -> bool:
+    """Whether the elements of some values may decide how large the results of a node are."""
+    if node.domain not in DEFAULT_DOMAINS:
+        return True
+    inner = [each for _, body in subgraphs(node) for each in with_bodies(body)]
+    if any(value is not None and known_tensor(value) is None for each in inner for value in _deciding(each)):
+        return True
+    return not found.isdisjoint(_deciding(node))
+
+
+def _deciding(node: ir.Node) -> list[ir.Value | None]:
+    """The operands whose elements decide how large the results of a node are."""
+    return [node.inputs[index] for index in SIZED_BY.get(node.op_type, ()) if index < len(node.inputs)]
 
 
 def check_counting(graph: ir.Graph, states: States) -> None:

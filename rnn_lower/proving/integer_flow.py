@@ -6,15 +6,8 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from rnn_lower.ir.traits import MEASURING
+from rnn_lower.ir.traits import MEASURING, SIZED_BY
 from rnn_lower.ir.walk import consumed_values, subgraphs
-
-SIZING = {
-    "Compress": (1,), "ConstantOfShape": (0,), "Expand": (1,), "Loop": (0, 1), "NonZero": (0,), "OneHot": (1,),
-    "Pad": (1,), "Range": (0, 1, 2), "Reshape": (1,), "Resize": (1, 2, 3), "Slice": (1, 2, 3, 4), "Split": (1,),
-    "Tile": (1,), "TopK": (1,), "Unique": (0,), "If": (0,),
-}  # fmt: skip
-"""The operands whose elements decide the sizes of an operator's outputs."""
 
 
 class IntegerFlow:
@@ -50,7 +43,7 @@ class IntegerFlow:
 
     def _leave(self, node: ir.Node, bodies: list[ir.Graph]) -> None:
         """Propagate dependences of a node's operands, or of its bodies' outputs, to its outputs."""
-        sized = any(node.inputs[k] in self.elements for k in SIZING.get(node.op_type, ()) if k < len(node.inputs))
+        sized = any(node.inputs[k] in self.elements for k in SIZED_BY.get(node.op_type, ()) if k < len(node.inputs))
         if not bodies:
             read = {*consumed_values(node)}
             if read & (self.sizes if node.op_type in MEASURING else self.elements):

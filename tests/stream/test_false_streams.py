@@ -532,6 +532,24 @@ def test_states_that_count_by_adding_or_begin_anew_are_proved():
     assert rnn_lower.prove_streaming(model, same)
 
 
+def test_two_nodes_that_count_frames_are_proved():
+    """Running means before and behind a GRU, which Fast-FullSubNet has: the length is no matter of the first count."""
+
+    def running_mean(x: str, y: str) -> str:
+        return f"""{y}n = Shape <start = 1, end = 2> ({x}) {y}l = Squeeze ({y}n) {y}e = Add ({y}l, one)
+            {y}r = Range (one, {y}e, one) {y}f = Cast <to = 1> ({y}r) {y}d = Unsqueeze ({y}f, last)
+            {y}s = CumSum ({x}, one) {y} = Div ({y}s, {y}d)"""
+
+    rng = np.random.default_rng(0)
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[B,T,6] x) => (float[B,T,6] y)
+        <int64 one = {{1}}, int64[1] last = {{1}}> {{ {running_mean("x", "a")}
+        p = Transpose <perm = [1, 0, 2]> (a) g = GRU <hidden_size = 6> (p, W, R) q = Squeeze (g, last)
+        h = Transpose <perm = [1, 0, 2]> (q) {running_mean("h", "y")} }}""")
+    weights = {"W": rng.standard_normal((1, 18, 6)), "R": rng.standard_normal((1, 18, 6))}
+    model.graph.initializer.extend(numpy_helper.from_array(v.astype(np.float32), k) for k, v in weights.items())
+    assert rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="T")).ok
+
+
 def test_an_output_that_changes_after_the_first_chunk_or_of_few_frames_is_found():
     model, _ = build(Case("RNN", 17, outputs=("Y", "Y_h"), dynamic=True, N=2))
     next(value for value in model.graph.input if value.name == "X").type.tensor_type.shape.dim[1].dim_value = 2
