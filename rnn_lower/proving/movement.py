@@ -42,6 +42,10 @@ def _split(call: Call) -> list[Array]:
         raise WrongError(
             f"num_outputs of {call.label} differs from its number of outputs, or input 'split' is also present"
         )
+    if sizes is None and not is_uneven and call.opset >= 18:
+        raise WrongError(
+            f"{call.label} has neither input 'split' nor attribute 'num_outputs', but opset 18 requires one"
+        )
     if sizes is None:
         count = len(call.node.outputs)
         if x.shape[axis] % count and not is_uneven:

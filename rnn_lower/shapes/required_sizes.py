@@ -58,12 +58,27 @@ def exported_sizes(model: ir.Model) -> Mapping[Symbol, int]:
 
     Exporters write the sizes of their example so; the model may run with no others.
     """
-    shaped = ((node.outputs[0], constant(node.inputs[1])) for node in model.graph if _has_target(node))
-    return {
-        symbol(value, axis): int(target[axis])
-        for value, target in shaped if target is not None and target.shape == (len(value.shape or ()),)
-        for axis in range(target.size) if target[axis] > 0
-    }  # fmt: skip
+    found = dict[Symbol, int]()
+    for node, target in _targets(model):
+        value = node.outputs[0]
+        if target.shape == (len(value.shape or ()),):
+            found |= {symbol(value, axis): int(target[axis]) for axis in range(target.size) if target[axis] > 0}
+    outline = _named_outline(model)
+    if outline is not None and (named := ir.from_proto(outline)):
+        shape_info = ShapeInfo(named, outline)
+        for node, target in _targets(named):
+            shape = None if node.inputs[0] is None else shape_info.shape(node.inputs[0])
+            for name, number in zip(shape or (), target.ravel().tolist(), strict=False):
+                if isinstance(name, str) and number > 0:
+                    parts = {part: solution(name, part, number) for part in names_in(name)}
+                    found = {name: number, **{k: v for k, v in parts.items() if v is not None}, **found}
+    return found
+
+
+def _targets(model: ir.Model) -> Iterator[tuple[ir.Node, np.ndarray]]:
+    """Each Reshape to constant sizes, and these sizes."""
+    shaped = ((node, constant(node.inputs[1])) for node in model.graph if _has_target(node))
+    yield from ((node, target) for node, target in shaped if target is not None)
 
 
 def _has_target(node: ir.Node) -> bool:

@@ -154,6 +154,31 @@ def test_a_kept_node_with_other_weights_must_run():
     assert len(check_by_running(model, kept).unreached) == 1
 
 
+@pytest.mark.parametrize("kind", ["quantized", "default"])
+def test_a_proved_node_whose_weights_have_changed_must_run(kind):
+    """The weights are computed outside of the branch, so that the proof of the node does not see them."""
+    model = never()
+    wide = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    if kind == "quantized":
+        del model.graph.initializer[:]
+        bits = {name: np.round(array * 50).astype(np.int8) for name, array in wide.items()}
+        model.graph.initializer.extend(numpy_helper.from_array(array, f"{name}q") for name, array in bits.items())
+        model.graph.initializer.append(numpy_helper.from_array(np.array(0.02, np.float32), "scale"))
+        for name in reversed(bits):
+            model.graph.node.insert(0, helper.make_node("DequantizeLinear", [f"{name}q", "scale"], [name]))
+    else:
+        model.graph.input.extend(info(name, FLOAT, array.shape) for name, array in wide.items())
+    lowered = rnn_lower.lower(model)
+    assert rnn_lower.check(model, lowered).ok
+    other = onnx.ModelProto.FromString(lowered.SerializeToString())
+    for tensor in other.graph.initializer:
+        if tensor.name in ("Wq", "Rq", "W", "R"):
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor)[:, ::-1] // 2, tensor.name))
+    report = rnn_lower.check(model, other)
+    assert not report.ok
+    assert "1 of 2" not in report.verdict
+
+
 def test_given_inputs_are_not_all_that_is_tried(tmp_path):
     model = everywhere()
     x = np.ones((T, N, I), np.float32)

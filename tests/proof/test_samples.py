@@ -158,6 +158,15 @@ def test_sizes_that_an_exporter_wrote_into_a_reshape():
     assert rnn_lower.check(model, model).ok
 
 
+@pytest.mark.parametrize("shape", ["0, 9, 6", "-1, 9, 6", "0, 9, -1"])
+def test_sizes_of_a_reshape_behind_another_node(shape):
+    """As torch.export writes view(batch, time, -1), although the input declares both sizes as free."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]> main (float[B,T,3,4] x) => (float[C,S,6] y)
+        <int64[3] shape = {{{shape}}}, int64[3] again = {{0, 9, 6}}> {{
+            p = MaxPool <kernel_shape = [1, 2], strides = [1, 2]> (x) r = Reshape (p, shape) y = Reshape (r, again) }}""")
+    assert rnn_lower.check(model, model).ok
+
+
 def test_a_size_of_1_that_is_broadcast_is_sampled_as_well():
     """A sum and 5 means are the same for 5 elements, and not for the one that a row of 5 may be added to."""
     models = [
