@@ -126,6 +126,9 @@ def test_what_is_not_proved_is_not_written(lstm, tmp_path, capsys, monkeypatch):
     assert "nothing was written" in text
     assert "NOT PROVED: 0 of 1 node proved" in text
     assert not (tmp_path / "o.onnx").exists()
+    code, text, err = run(capsys, "lower", lstm, "-o", tmp_path / "o.onnx", "--prove", "--quiet")
+    assert (code, text, err.count("\n")) == (1, "", 1)
+    assert "error: NOT PROVED: 0 of 1 node proved; nothing was written" in err
 
 
 def test_prove_tells_where_models_part(lstm, tmp_path, capsys):

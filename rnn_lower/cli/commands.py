@@ -130,7 +130,7 @@ def _lower_one(arguments: argparse.Namespace) -> int:
     with printing.progress(arguments.quiet) as advance:
         records = api.lower_file(arguments.model, arguments.output, progress=advance, accept=accept, **options)
     written = arguments.output if all(report.ok for report in reports) else None
-    with _stdout_for_text(written, arguments):
+    with _stdout_for_text(written, arguments, reports):
         printing.print_lowered(arguments, written, records, counts, reports)
         if arguments.target is not None and not arguments.json:
             printing.print_native(find_target(arguments.target), records)
@@ -159,9 +159,17 @@ def _unnamed(path: str) -> Iterator[None]:
         raise type(error)(str(error).replace(f"{path}: ", "")) from None
 
 
-def _stdout_for_text(written: str | None, arguments: argparse.Namespace) -> contextlib.redirect_stdout[TextIO]:
-    """The stream for text: not stdout if a model is written there, and none with --quiet."""
+def _stdout_for_text(
+    written: str | None, arguments: argparse.Namespace, reports: Sequence[Any] = ()
+) -> contextlib.redirect_stdout[TextIO]:
+    """The stream for text: not stdout if a model is written there, and none with --quiet.
+
+    reports: of the comparisons; one that failed, so that nothing is written, is an error, which --quiet prints, too.
+    """
     if arguments.quiet and not arguments.json:
+        for report in reports:
+            if not report.ok:
+                logger.error("error: %s; nothing was written", report.verdict)
         return contextlib.redirect_stdout(io.StringIO())
     return contextlib.redirect_stdout(sys.stderr if written == "-" else sys.stdout)
 
@@ -191,7 +199,7 @@ def _stream(arguments: argparse.Namespace) -> int:
             set_inputs=fixed_inputs(arguments.fixed or []), accept=accept, progress=advance, **options,
         )  # fmt: skip
     written = arguments.output if all(report.ok for report in reports) else None
-    with _stdout_for_text(written, arguments):
+    with _stdout_for_text(written, arguments, reports):
         printing.print_streamed(arguments, written, result, reports)
     return DONE if written else DIFFERENT
 
@@ -222,7 +230,7 @@ def _unstream(arguments: argparse.Namespace) -> int:
     states = named_states(arguments.states or ()) or None
     result = api.unstream_file(arguments.model, arguments.output, states=states, axis=arguments.time, accept=accept)
     written = arguments.output if all(report.ok for report in reports) else None
-    with _stdout_for_text(written, arguments):
+    with _stdout_for_text(written, arguments, reports):
         printing.print_whole(arguments, written, result, reports)
     return DONE if written else DIFFERENT
 
