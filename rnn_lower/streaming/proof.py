@@ -21,7 +21,7 @@ from rnn_lower.checking.samples import NoInputsError, first_result
 from rnn_lower.driver.plan import document_without_sequences, inlined_document
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.schemas import LOOPS
-from rnn_lower.ir.walk import constant, nodes, subgraphs
+from rnn_lower.ir.walk import constant, known_tensor, nodes, subgraphs
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.call import OutOfScopeError, WrongError, known
 from rnn_lower.proving.counting_states import check_counting, counting, is_smooth, parts
@@ -31,7 +31,7 @@ from rnn_lower.proving.model_inputs import fixed_sizes, overrides
 from rnn_lower.proving.new_faults import new_faults
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, number_of
 from rnn_lower.proving.size_functions import sizes_in
-from rnn_lower.proving.thresholds import MOST_COUNTED, check_bodies, known_values
+from rnn_lower.proving.thresholds import MOST_COUNTED, TABLES, check_bodies, known_values
 from rnn_lower.proving.whole_model import ModelInterpreter, limits_of, shapes_of, types_of
 from rnn_lower.streaming.chunked_runs import CHUNKS, LONGEST, SET_SIZES, ChunkedRuns, Trial
 from rnn_lower.streaming.floats import Rounding, difference_in_floats
@@ -42,6 +42,9 @@ from rnn_lower.validation import check_numbers
 
 MORE = 7
 """Steps of a run in addition to the remembered ones."""
+
+FEW_ROWS = 64
+"""The most rows of a table that need not be one of the original."""
 
 FAILURE = 1e-7
 """The probability that two different functions agree at one point: polynomials modulo a prime above 2^30."""
@@ -117,6 +120,7 @@ def prove_streaming(
     narrow = types_of(original)
     try:
         counters = _counters(original, streaming, plan)
+        _check_tables(original, streaming)
     except OutOfScopeError as error:
         return verdict(OUT_OF_SCOPE, str(error))
     sizes = sizes_in(streaming, counters, one_length=fixed_step(streaming.proto, plan) is not None)
@@ -192,6 +196,27 @@ def _counters(original: Document, streaming: Document, plan: Plan) -> dict[str, 
         if is_alone or (is_whole and first.size == 1):
             counters[name] = largest if largest <= MOST_COUNTED else 0
     return counters
+
+
+def _check_tables(original: Document, streaming: Document) -> None:
+    """Raise OutOfScopeError if a node looks up a table that the original does not have, as no run reads all rows."""
+    known, old = known_values(streaming.model), dict[tuple[int, ...], list[np.ndarray]]()
+    for node, _ in nodes(streaming.model):
+        array = known.get(node.inputs[0], constant(node.inputs[0])) if node.op_type in TABLES else None
+        if array is None or array.ndim == 0 or len(array) <= FEW_ROWS:
+            continue
+        if array.shape not in old:
+            old[array.shape] = list(_constants_of(original.model, array.shape))
+        if not any(array.dtype == other.dtype and array.tobytes() == other.tobytes() for other in old[array.shape]):
+            text = f"looks up a table of {len(array)} rows that the original does not have"
+            raise OutOfScopeError(f"{node.op_type} '{node.name}' {text}")
+
+
+def _constants_of(model: ir.Model, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+    """The constants of a model with a shape, and what constants compute."""
+    yield from (array for array in known_values(model).values() if array.shape == shape)
+    tensors = {value: known_tensor(value) for node, _ in nodes(model) for value in node.inputs}
+    yield from (tensor.numpy() for tensor in tensors.values() if tensor is not None and tuple(tensor.shape) == shape)
 
 
 def _text(loop: ir.Node) -> bytes:
