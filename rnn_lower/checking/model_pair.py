@@ -209,9 +209,7 @@ class ModelPair:
             and (node.path, output_names(node.node)) not in proved
         ]  # fmt: skip
         live = [index for index in indices if index not in self._dead] if indices else []
-        if (
-            live and proof is not None and not differs and is_folded(self.lowered.proto)
-        ):  # folding renames nodes of branches
+        if live and proof and not differs and is_folded(self.lowered.proto):  # which renames nodes of branches
             every, held = len(self.nodes) - len(self._dead), [node for node in proof.nodes if node.op_type in OPERATORS]
             return [] if len(held) == every and all(node.ok for node in held) else live
         return live

@@ -26,9 +26,6 @@ CHANGING = ("Add", "And", "Clip", "Max", "Min", "Or", "Sub")
 SMOOTH = (*OP_TYPES, "Elu", "Erf", "Exp", "Gelu", "Sigmoid", "Softplus", "Softsign", "Tanh")
 """Functions that the proof takes for random ones: no state comes back, or counts, behind one of them."""
 
-MOST_ADDED = 1 << 31
-"""A number from which on a sum wraps around soon."""
-
 States = Mapping[ir.Value, ir.Value]
 """By value before a step, the value after it."""
 
@@ -173,8 +170,9 @@ def _counts(node: ir.Node, before: ir.Value, dependent: Set[ir.Value]) -> bool:
 
 
 def _is_large(value: ir.Value | None) -> bool:
-    """Whether a value is a constant so large that sums wrap around."""
+    """Whether a value is a constant so large that sums wrap around soon."""
     array = constant(value)
-    return (
-        array is not None and array.dtype.kind in "iuf" and bool(np.any(np.abs(array.astype(np.float64)) >= MOST_ADDED))
-    )
+    if array is None or array.dtype.kind not in "iuf":
+        return False
+    bits = 64 if array.dtype.kind == "f" else 8 * array.dtype.itemsize
+    return bool(np.any(np.abs(array.astype(np.float64)) >= 1 << (bits // 2 - 1)))

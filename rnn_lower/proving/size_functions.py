@@ -86,6 +86,7 @@ def _sizes_from(
     ends, counting = (WITH_STATES, ("Range",)) if streams else ((), ())
     sizes, plain, filled = (set[ir.Value | None](each) for each in (counters, counters, ()))
     functions, swept, factors = dict[ir.Value, str](), set[int](), dict[ir.Value | None, int].fromkeys(sweeping, 1)
+    scales = dict[ir.Value | None, float]()
     for node, _ in nodes(document.model):
         read = () if node.op_type in MEASURING else node.inputs
         computed = {v for v in read if v is not None and v not in known and known_tensor(v) is None}
@@ -96,9 +97,12 @@ def _sizes_from(
         sizes.update(node.outputs)
         dtype = document.dtype_of(node.outputs[0])
         arrays = [None if value in computed else known.get(value, constant(value)) for value in node.inputs]
+        scale = _scale(node, [scales.get(value, 1) for value in computed], arrays)
+        scales.update(dict.fromkeys(node.outputs, scale))
+        from_plain = plain >= computed or node.op_type in counting
         if node.op_type in MEASURING:
             plain.update(node.outputs if node.inputs[0] in plain or node.inputs[0] not in sizes else ())
-        elif (plain >= computed or node.op_type in counting) and _is_plain(node, arrays, dtype, streams):
+        elif from_plain and not _wraps(scale, dtype) and _is_plain(node, arrays, dtype, streams):
             plain.update(node.outputs)
             if factors.keys() >= computed:
                 factors.update(dict.fromkeys(node.outputs, _factor(node, computed, arrays, factors)))
@@ -122,6 +126,19 @@ def _sizes_from(
     for value in [*kept]:
         del functions[value]
     return Sizes(sizes, functions, swept)
+
+
+def _scale(node: ir.Node, scales: Sequence[float], arrays: Sequence[np.ndarray | None]) -> float:
+    """How often a result at most contains a size or a counter. scales: of the operands.  arrays: the constant ones."""
+    if node.op_type == "Mul":
+        numbers = [np.abs(array.astype(np.float64)).max(initial=1) for array in arrays if array is not None]
+        return math.prod([*scales, *map(float, numbers)])
+    return sum(scales) if node.op_type in ("Add", "Sub") and len(scales) > 1 else max(scales, default=1)
+
+
+def _wraps(scale: float, dtype: ir.DataType | None) -> bool:
+    """Whether this multiple of a size may wrap around, and so be any number, at a size that no run reaches."""
+    return dtype is not None and dtype.is_integer() and scale >= 1 << (dtype.bitwidth // 2 - 1)
 
 
 def _factor(

@@ -144,6 +144,27 @@ def test_positions_at_which_a_stream_changes_are_compared(comparison, limit):
     assert not rnn_lower.prove_streaming(model, made).ok
 
 
+@pytest.mark.parametrize(("dtype", "kind"), [(np.int64, TensorProto.INT64), (np.int32, TensorProto.INT32)])
+def test_a_multiple_of_a_position_that_wraps_around(dtype, kind):
+    """A factor whose product with 5001, and with no smaller number, is 3."""
+    model, streamed, position = with_positions()
+    bits = np.iinfo(dtype).bits
+    factor = pow(5001, -1, 1 << bits) * 3 % (1 << bits)
+    factor = np.array([factor - (1 << bits) * (factor >> (bits - 1))], dtype)
+    nodes = [
+        helper.make_node("Cast", [position], ["number"], to=kind),
+        helper.make_node("Mul", ["number", "factor"], ["scaled"]),
+        helper.make_node("Equal", ["scaled", "limit"], ["there"]),
+        helper.make_node("Where", ["there", "two", "single"], ["times"]),
+        helper.make_node("Mul", ["y0", "times"], ["y"]),
+    ]
+    constants = {"limit": np.array([3], dtype), "factor": factor, "single": np.float32(1), "two": np.float32(2)}
+    made = behind_y(streamed, *nodes, **constants)
+    sessions, x = [rnn_lower.StreamingSession(each) for each in (streamed, made)], np.ones((1, 3, 6), np.float32)
+    assert any(not np.allclose(*(session.run({"x": x})["y"] for session in sessions)) for _ in range(1668))
+    assert not rnn_lower.prove_streaming(model, made).ok
+
+
 @pytest.mark.parametrize(("numbers", "comparison"), [(range(1000, 1010), "Equal"), (range(9, 9000, 1000), "Less")])
 def test_a_counter_that_is_compared_with_many_numbers(numbers, comparison):
     """A model of chunks of 8 frames, the number of which it compares with a constant of ten."""
@@ -510,6 +531,8 @@ COUNTERS = {
         full = Equal(r, zero) f = Cast<to = 7>(full) l_out = Add(l, f) h = Constant<value_ints = [20]>() on = LessOrEqual(l, h)"""),
     "a sum that wraps": ("k", "int64", """c = Constant<value = int64[1] {9007199254740992}>() k_out = Add(k, c) z = Sub(c, c)
         n = Less(k, z) on = Not(n)"""),
+    "a narrow sum that wraps": ("k", "int32", f"""c = Constant<value = int32[1] {{{pow(1201, -1, 1 << 32) * 3 % (1 << 32)}}}>()
+        k_out = Add(k, c) t = Constant<value = int32[1] {{3}}>() there = Equal(k_out, t) on = Not(there)"""),
 }  # fmt: skip
 """States that count steps otherwise than by adding: names, type, and the nodes that compute them and whether it is early."""
 
