@@ -84,7 +84,7 @@ def compare_models(
         unreached=tuple(models.nodes[index].describe() for index in unreached()),
         located=() if proof is None else proof.differing(computed),
         unseen=proof.changed if proof is not None and comparison.ok else (),
-        proved=() if proof is None or proof.changed else proof.proved,  # as `unproved` counts them
+        proved=() if proof is None or proof.changed else proof.proved,
         runs_of_unproved=tuple(f"{models.nodes[index].describe()}: {node_runs.describe(index)}" for index in unproved),
         counterexample=written, needs_sizes=models.needs_sizes,
     )  # fmt: skip

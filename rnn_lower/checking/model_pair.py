@@ -192,13 +192,11 @@ class ModelPair:
         """The nodes that are neither proved nor known to be kept, and that some inputs may reach.
 
         Nodes in loops that were unrolled count as proved if their copies are: the outputs show whether the unrolling is
-        right, even if it is out of scope for the proof. If the models differ elsewhere, none counts, because what
-        computes its weights may have changed.
+        right, even if it is out of scope for the proof.
         """
         if proof is not None and proof.steps and _proves_nodes(proof):
             return []
-        differs = proof is None or bool(proof.changed)
-        proved = {(node.path, node.outputs) for node in proof.nodes if node.ok} if proof and not differs else set()
+        proved = set() if proof is None else {(node.path, node.outputs) for node in proof.counted}
         there = () if proof is not None and proof.changed else (node for node, _ in recurrent_nodes(self.lowered.model))
         before = {_results(node.node): node.node for node in self.nodes} if proof is None else {}
         kept = (node for node in there if proof is not None or _is_same(node, before.get(_results(node))))
@@ -209,9 +207,9 @@ class ModelPair:
             and (node.path, output_names(node.node)) not in proved
         ]  # fmt: skip
         live = [index for index in indices if index not in self._dead] if indices else []
-        if live and proof and not differs and is_folded(self.lowered.proto):  # which renames nodes of branches
-            every, held = len(self.nodes) - len(self._dead), [node for node in proof.nodes if node.op_type in OPERATORS]
-            return [] if len(held) == every and all(node.ok for node in held) else live
+        if live and proof is not None and is_folded(self.lowered.proto):  # folding renames nodes of branches
+            every = len(self.nodes) - len(self._dead)
+            return [] if sum(node.op_type in OPERATORS for node in proof.counted) == every else live
         return live
 
     @functools.cached_property

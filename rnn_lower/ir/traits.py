@@ -26,10 +26,12 @@ SIZED_BY = {
     "ConstantOfShape": (0,), "DFT": (1,), "Expand": (1,), "HammingWindow": (0,), "HannWindow": (0,), "If": (0,),
     "Loop": (0, 1), "MaxUnpool": (2,), "MelWeightMatrix": (0, 1), "NonMaxSuppression": (0, 1, 2, 3, 4),
     "NonZero": (0,), "OneHot": (1,), "Pad": (1,), "Range": (0, 1, 2), "Reshape": (1,), "Resize": (1, 2, 3),
-    "SequenceAt": (1,), "Slice": (1, 2, 3, 4), "Split": (1,), "SplitToSequence": (1,), "STFT": (1, 3),
-    "StringSplit": (0,), "Tile": (1,), "TopK": (1,), "Unique": (0,), "Upsample": (1,),
+    "SequenceAt": (1,), "Slice": (1, 2, 3, 4), "Split": (1,), "SplitToSequence": (1,), "Squeeze": (1,), "STFT": (1, 3),
+    "StringSplit": (0,), "Tile": (1,), "TopK": (1,), "Unique": (0,), "Unsqueeze": (1,), "Upsample": (1,),
+    **{f"Reduce{name}": (1,) for name in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum")},
+    "ReduceSumSquare": (1,),
 }  # fmt: skip
-"""The operands whose elements decide the sizes of an operator's outputs."""
+"""The operands whose elements decide the sizes of an operator's outputs; other operators compute sizes from sizes."""
 
 RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
 """Operators whose output is random."""

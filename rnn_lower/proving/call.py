@@ -6,7 +6,7 @@ Floats are field elements (uint64), integers int64, truth values bool.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -136,8 +136,11 @@ class Call:
 Operator = Callable[[Call], Any]
 """Returns an array, or a list of arrays for several outputs."""
 
-NO_EFFECT = {"broadcast", "consumed_inputs", "momentum", "ratio", "round_mode", "saturate", "seed", "stash_type"}
+NO_EFFECT = {"broadcast", "consumed_inputs", "momentum", "ratio", "seed", "stash_type"}
 """Attributes that have no effect, or affect only rounding or training."""
+
+DEFAULTS: Mapping[str, object] = {"round_mode": "up", "saturate": 1}
+"""Attributes that must have their default, with which they have no effect; onnxruntime refuses or misreads others."""
 
 
 def attributes_key(node: ir.Node) -> str:
@@ -154,7 +157,9 @@ def attributes_key(node: ir.Node) -> str:
 
 def check_attributes(call: Call) -> None:
     """Raise OutOfScopeError if the equation did not read an attribute that may have an effect."""
-    if unread := call.node.attributes.keys() - call.read - NO_EFFECT:
+    unread = call.node.attributes.keys() - call.read - NO_EFFECT
+    unread -= {name for name in unread & DEFAULTS.keys() if call.node.attributes[name].value == DEFAULTS[name]}
+    if unread:
         raise OutOfScopeError(f"the proof does not support attribute '{min(unread)}' of {call.label}")
 
 

@@ -71,12 +71,21 @@ def _dependent(graph: ir.Graph, values: Iterable[ir.Value], ends: Iterable[str] 
 
 def _decides_size(node: ir.Node, found: Set[ir.Value]) -> bool:
     """Whether the elements of some values may decide how large the results of a node are."""
-    if node.domain not in DEFAULT_DOMAINS:
+    bodies = [body for _, body in subgraphs(node)]
+    if node.domain not in DEFAULT_DOMAINS or (node.op_type == "Loop" and not _runs_all_trips(bodies[0])):
         return True
-    inner = [each for _, body in subgraphs(node) for each in with_bodies(body)]
+    inner = [each for body in bodies for each in with_bodies(body)]
     if any(value is not None and known_tensor(value) is None for each in inner for value in _deciding(each)):
         return True
     return not found.isdisjoint(_deciding(node))
+
+
+def _runs_all_trips(body: ir.Graph) -> bool:
+    """Whether the body of a Loop hands on the condition that it receives, or a constant."""
+    condition = body.outputs[0]
+    maker = condition.producer()
+    handed_on = maker is not None and maker.op_type == "Identity" and maker.inputs[0] is body.inputs[1]
+    return handed_on or condition is body.inputs[1] or known_tensor(condition) is not None
 
 
 def _deciding(node: ir.Node) -> list[ir.Value | None]:

@@ -204,6 +204,11 @@ class Proof:
     fixed: tuple[str, ...] = ()
 
     @property
+    def counted(self) -> tuple[NodeProof, ...]:
+        """The nodes that are proved; none if the models differ elsewhere, because what the nodes read may differ."""
+        return () if self.changed else tuple(node for node in self.nodes if node.ok)
+
+    @property
     def ok(self) -> bool:
         """Whether every replaced node and every step is proved, and nothing else has changed."""
         return not self.changed and all(each.ok for each in (*self.steps, *self.nodes))

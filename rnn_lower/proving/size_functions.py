@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -37,7 +37,8 @@ SELECTING = ("Abs", "And", "Clip", "Max", "Min", "Neg", "Not", "Or", "Where", *C
 class Sizes:
     """The values that depend on sizes and constants alone, and the names of those that are random functions of them.
 
-    swept: the largest numbers of the constants with which counters are compared, if all chunks have one length.
+    swept: numbers of steps after which counters have passed all numbers that they are compared with, if these are
+    added to others, or, in chunks of one length, more than a few.
     """
 
     values: Set[ir.Value | None]
@@ -79,14 +80,25 @@ def _integer_states(document: Document, known: Known) -> Iterator[tuple[ir.Value
                     yield None if array is not None else begin, state, result
 
 
+class Growth(NamedTuple):
+    """How a value grows with a size or counter: how fast at least and at most, and the numbers added on the way.
+
+    beside: the largest number that its other elements contain.
+    """
+
+    least: float = 1
+    most: float = 1
+    added: float = 0
+    beside: float = 0
+
+
 def _sizes_from(
     document: Document, known: Known, counters: Sequence[ir.Value], streams: bool, sweeping: Sequence[ir.Value]
 ) -> Sizes:  # fmt: skip
     """See `sizes_in`. counters: inputs and states that count, and are sizes, too.  sweeping: inputs of `one_length`."""
     ends, counting = (WITH_STATES, ("Range",)) if streams else ((), ())
-    sizes, plain, filled = (set[ir.Value | None](each) for each in (counters, counters, ()))
-    functions, swept, factors = dict[ir.Value, str](), set[int](), dict[ir.Value | None, int].fromkeys(sweeping, 1)
-    scales = dict[ir.Value | None, float]()
+    sizes, plain, filled, swept_by = (set[ir.Value | None](each) for each in (counters, counters, (), sweeping))
+    functions, swept, growths = dict[ir.Value, str](), set[int](), dict[ir.Value | None, Growth]()
     for node, _ in nodes(document.model):
         read = () if node.op_type in MEASURING else node.inputs
         computed = {v for v in read if v is not None and v not in known and known_tensor(v) is None}
@@ -97,20 +109,20 @@ def _sizes_from(
         sizes.update(node.outputs)
         dtype = document.dtype_of(node.outputs[0])
         arrays = [None if value in computed else known.get(value, constant(value)) for value in node.inputs]
-        scale = _scale(node, [scales.get(value, 1) for value in computed], arrays)
-        scales.update(dict.fromkeys(node.outputs, scale))
+        growth = _growth(node, [growths.get(value, Growth()) for value in computed], arrays)
+        growths.update(dict.fromkeys(node.outputs, growth))
+        passed = math.ceil(growth.added / growth.least)
         from_plain = plain >= computed or node.op_type in counting
         if node.op_type in MEASURING:
             plain.update(node.outputs if node.inputs[0] in plain or node.inputs[0] not in sizes else ())
-        elif from_plain and not _wraps(scale, dtype) and _is_plain(node, arrays, dtype, streams):
+        elif from_plain and not _wraps(growth, dtype) and _is_plain(node, arrays, dtype, streams):
             plain.update(node.outputs)
-            if factors.keys() >= computed:
-                factors.update(dict.fromkeys(node.outputs, _factor(node, computed, arrays, factors)))
-        elif factors.keys() >= computed and len(computed) == 1 and node.op_type in COMPARISONS:
+            swept_by.update(node.outputs if swept_by >= computed else ())
+            if node.op_type in COMPARISONS and growth.added > sum(map(_largest, arrays)) + FEW:
+                swept.add(passed)
+        elif swept_by >= computed and len(computed) == 1 and node.op_type in COMPARISONS:
             plain.update(node.outputs)
-            magnitudes = [np.abs(array.astype(np.float64)) for array in arrays if array is not None]
-            largest = max((array.max(initial=0) for array in magnitudes), default=0)
-            swept.add(math.ceil(largest / min(factors[value] for value in computed)))
+            swept.add(passed)
         elif _is_filled(node, computed, filled):
             filled.update(node.outputs)
         elif node.op_type not in DATA_MOVEMENT:
@@ -128,29 +140,34 @@ def _sizes_from(
     return Sizes(sizes, functions, swept)
 
 
-def _scale(node: ir.Node, scales: Sequence[float], arrays: Sequence[np.ndarray | None]) -> float:
-    """How often a result at most contains a size or a counter. scales: of the operands.  arrays: the constant ones."""
+def _growth(node: ir.Node, growths: Sequence[Growth], arrays: Sequence[np.ndarray | None]) -> Growth:
+    """How a result grows. growths: of the computed operands.  arrays: the constant ones."""
+    least, most, number = 1.0, max((each.most for each in growths), default=1), sum(map(_largest, arrays))
+    if len(growths) == 1:  # the difference of two values may grow as slowly as by one
+        least = growths[0].least
+    if node.op_type in DATA_MOVEMENT:
+        beside = max([number, *(each.beside for each in growths)])
+        return Growth(least, most, max((each.added for each in growths), default=0), beside)
     if node.op_type == "Mul":
-        numbers = [np.abs(array.astype(np.float64)).max(initial=1) for array in arrays if array is not None]
-        return math.prod([*scales, *map(float, numbers)])
-    return sum(scales) if node.op_type in ("Add", "Sub") and len(scales) > 1 else max(scales, default=1)
+        numbers = [np.abs(array.astype(np.float64)) for array in arrays if array is not None and array.size]
+        times = math.prod(max(1.0, float(array.max())) for array in numbers)
+        added = math.prod(1 + each.added + each.beside for each in growths) * times
+        least = math.prod([*(each.least for each in growths), *(max(1, int(array.min())) for array in numbers)])
+        return Growth(least, math.prod(each.most for each in growths) * times, added)
+    compares = node.op_type in COMPARISONS and any(array is not None for array in arrays)
+    added = number + sum(each.added + (0 if compares else each.beside) for each in growths)
+    return Growth(least, sum(each.most for each in growths) if len(growths) > 1 else most, added)
 
 
-def _wraps(scale: float, dtype: ir.DataType | None) -> bool:
-    """Whether this multiple of a size may wrap around, and so be any number, at a size that no run reaches."""
-    return dtype is not None and dtype.is_integer() and scale >= 1 << (dtype.bitwidth // 2 - 1)
+def _largest(array: np.ndarray | None) -> float:
+    """The largest magnitude of the finite numbers of a constant."""
+    numbers = np.abs(array.astype(np.float64)) if array is not None and array.dtype.kind in "iuf" else np.zeros(0)
+    return float(numbers[np.isfinite(numbers)].max(initial=0))
 
 
-def _factor(
-    node: ir.Node, computed: Collection[ir.Value], arrays: Sequence[np.ndarray | None], factors: Mapping[Any, int]
-) -> int:  # fmt: skip
-    """How fast a result at least grows with a counter. arrays: the constant operands.  factors: of the operands."""
-    if len(computed) > 1:  # the difference of two counters may grow as slowly as by one
-        return 1
-    times = [array for array in arrays if array is not None] if node.op_type == "Mul" else []
-    return math.prod(
-        [*(factors[value] for value in computed), *(max(1, int(np.abs(a).min())) for a in times if a.size)]
-    )
+def _wraps(growth: Growth, dtype: ir.DataType | None) -> bool:
+    """Whether a multiple of a size may wrap around, and so be any number: at 2^32 in 64 bits, or 2^16 in 32 bits."""
+    return dtype is not None and dtype.is_integer() and growth.most >= 1 << (dtype.bitwidth // 2 - 1)
 
 
 def _of_integers(document: Document, sizes: Set[ir.Value | None]) -> set[ir.Value]:

@@ -22,7 +22,7 @@ from rnn_lower.proving.whole_model import limits_of, shapes_of, types_of
 
 @dataclasses.dataclass(frozen=True)
 class WholeTask:
-    """One question: does the second model compute the same as the first?
+    """What is known of two models before they run, and how often and how long to compare them.
 
     sources, documents: with their sequences of tensors for the comparison in floats, and without for the exact one.
     points, seed, deadline, exact_sizes: as in `prove_whole`.

@@ -64,7 +64,8 @@ def exported_sizes(model: ir.Model) -> Mapping[Symbol, int]:
         if target.shape == (len(value.shape or ()),):
             found |= {symbol(value, axis): int(target[axis]) for axis in range(target.size) if target[axis] > 0}
     outline = _named_outline(model)
-    if outline is not None and (named := ir.from_proto(outline)):
+    if outline is not None:
+        named: ir.Model = ir.from_proto(outline)
         shape_info = ShapeInfo(named, outline)
         for node, target in _targets(named):
             shape = None if node.inputs[0] is None else shape_info.shape(node.inputs[0])

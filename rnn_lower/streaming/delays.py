@@ -49,13 +49,16 @@ def settled(x: AxisInfo, delay: bool) -> AxisInfo:
 
 
 def settle(ctx: RuleContext, passes: bool) -> None:
-    """`settle` the inputs, unless the operator works frame by frame and all inputs have the same trail."""
+    """`settle` the inputs, unless the operator works frame by frame and all inputs have the same trail.
+
+    Only a Slice may have an input that is delayed, too, because it crops both ends.
+    """
     hold_back_ends(ctx)
     timed = [info for info in ctx.inputs if info is not None and info.axis is not None]
     if ctx.node.op_type not in (*ELEMENTWISE, "Concat") and any(info.trail < 0 for info in timed):
         passes = False
-    is_free = ctx.node.op_type == "Slice" or not any(info.late for info in timed)
-    alike = len({info.trail for info in timed}) < 2 and is_free
+    may_be_late = ctx.node.op_type == "Slice" or not any(info.late for info in timed)
+    alike = len({info.trail for info in timed}) < 2 and may_be_late
     if not passes or not alike:
         ctx.inputs[:] = [None if info is None else settled(info, ctx.analysis.delay) for info in ctx.inputs]
 

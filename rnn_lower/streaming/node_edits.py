@@ -63,7 +63,7 @@ def mask(work: GraphEditor, site: Site, x: AxisInfo, fill: np.ndarray) -> None:
 
 
 def never_empty(_: GraphEditor, site: Site, axis: int, rank: int, stride: int) -> None:
-    """Put a frame of zeros before the input of a ConvTranspose, which runtimes do not run without frames."""
+    """Put a frame of zeros before the input of a ConvTranspose, because runtimes refuse one without frames."""
     pads = constant([int(k == axis) for k in range(2 * rank)], INT64, "pads")
     site.feed(0, site.before.op("Pad", site.input(), pads, name="with_zeros"))
     output = str(site.output().name)

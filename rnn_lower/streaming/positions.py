@@ -110,16 +110,15 @@ def range_(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("the range of indices must contain exactly one index for each frame")
     (times, more), count = line, Size(line[0] / step, (TIME,))
     rounded = count.times.denominator == 1 and -step < more - first <= 0
-    late, trail = 0 if rounded else max(0, first - more), max(0, math.ceil((more - first) / step))
-    is_whole = count.times.denominator == 1 or not trail
-    if times <= 0 or 1 not in (count.times.numerator, count.times.denominator) or not is_whole or (late and step > 1):
+    late, trail = max(0, first - more) if not rounded else 0, max(0, math.ceil((more - first) / step))
+    is_countable = 1 in (count.times.numerator, count.times.denominator) and times > 0
+    if not is_countable or (trail and count.times.denominator > 1) or (late and step > 1):
         raise ctx.refuse("the range of indices must contain exactly one index for each frame")
     source = next(iter(ctx.analysis.streams.items()))
     ctx.carry(Position(ctx.node, ctx.dtype(0), ctx.analysis.numbered, source, count, first, step))
-    offsets = np.array([first]) if step == 1 and ctx.dtype(0).is_integer() else None
+    offsets = np.array([first]) if step == 1 and ctx.dtype(0).is_integer() and not trail else None
     length = frames(count.times, -late, cut=limit.is_cut)
-    info = AxisInfo((length,), 0, every=1 / count.times, late=late, cut=limit.is_cut, offsets=offsets)
-    return [info.changed(trail=trail, offsets=None) if trail else info]
+    return [AxisInfo((length,), 0, every=1 / count.times, trail=trail, late=late, cut=limit.is_cut, offsets=offsets)]
 
 
 def slice_(ctx: RuleContext) -> list[AxisInfo]:

@@ -203,12 +203,12 @@ def _check_tables(original: Document, streaming: Document) -> None:
     known, old = known_values(streaming.model), dict[tuple[int, ...], list[np.ndarray]]()
     for node, _ in nodes(streaming.model):
         array = known.get(node.inputs[0], constant(node.inputs[0])) if node.op_type in TABLES else None
-        if array is None or array.ndim == 0 or len(array) <= FEW_ROWS:
+        if array is None or max(array.shape, default=0) <= FEW_ROWS:
             continue
         if array.shape not in old:
             old[array.shape] = list(_constants_of(original.model, array.shape))
         if not any(array.dtype == other.dtype and array.tobytes() == other.tobytes() for other in old[array.shape]):
-            text = f"looks up a table of {len(array)} rows that the original does not have"
+            text = f"looks up a table of shape {list(array.shape)} that the original does not have"
             raise OutOfScopeError(f"{node.op_type} '{node.name}' {text}")
 
 

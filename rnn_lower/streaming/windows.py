@@ -133,7 +133,7 @@ def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("its padding along the time axis depends on the length of the stream (output_shape)")
     shape = ctx.resized(x, range(1, x.rank))
     shape[axis] = x.sizes[axis]
-    if window == _Window(1, 1, 0, 0):
+    if window == _Window(1, 1, 0, 0) and not ctx.may_lack_frames(x):
         return [x.moved(axis, shape)]
     extra = ctx.attribute("output_padding", [0] * (x.rank - 2))[axis - 2]
     if window.stride > 1 or extra or ctx.may_lack_frames(x):

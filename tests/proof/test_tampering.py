@@ -669,6 +669,26 @@ def test_a_declaration_of_a_value_that_was_emitted_before_is_compared():
     assert not rnn_lower.prove(before, lowered).ok
 
 
+@pytest.mark.parametrize(
+    ("opset", "name", "value", "equal"),
+    [(19, "saturate", 0, False), (19, "saturate", 2, False), (19, "saturate", 1, True), (24, "round_mode", "down", False),
+     (24, "round_mode", "x", False), (24, "round_mode", "up", True)],
+)  # fmt: skip
+def test_attributes_of_a_cast_that_count_for_other_types(opset, name, value, equal):
+    """onnxruntime refuses some, and computes something else with others."""
+    model, feeds = build(Case("LSTM", opset, dynamic=True, direction="reverse", optional=("B", "sequence_lens")))
+    lowered = rnn_lower.lower(model, form="scan")
+    for node in every_node(lowered):
+        if node.op_type == "Cast":
+            node.attribute.append(helper.make_attribute(name, value))
+    try:
+        results = zip(run_onnxruntime(model, feeds), run_onnxruntime(lowered, feeds), strict=True)
+        same = all(np.allclose(a, b, atol=1e-5) for a, b in results)
+    except Exception:  # it does not load
+        same = False
+    assert (same, rnn_lower.prove(model, lowered).ok) == (equal, equal)
+
+
 @pytest.mark.parametrize("form", ["scan", "loop"])
 def test_a_split_without_sizes_is_no_proof(form):
     """Since opset 18, onnxruntime does not load it; onnx's inference only sees this where it knows shapes."""

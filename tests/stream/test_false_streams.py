@@ -144,6 +144,25 @@ def test_positions_at_which_a_stream_changes_are_compared(comparison, limit):
     assert not rnn_lower.prove_streaming(model, made).ok
 
 
+@pytest.mark.parametrize("limits", [[900], [[[900, 901, 902, 903, 904, 905]]]])
+def test_a_position_that_counts_late(limits):
+    """The numbers 1000 and 900 together are the position at which the stream changes."""
+    model, streamed, position = with_positions()
+    nodes = [
+        helper.make_node("Min", [position, "late"], ["at_most"]),
+        helper.make_node("Sub", [position, "at_most"], ["beyond"]),
+        helper.make_node("Greater", ["beyond", "limits"], ["there"]),
+        helper.make_node("Where", ["there", "two", "single"], ["times"]),
+        helper.make_node("Mul", ["y0", "times"], ["y"]),
+    ]
+    constants = {"late": np.array([1000]), "limits": np.array(limits), "single": np.float32(1), "two": np.float32(2)}
+    made = behind_y(streamed, *nodes, **constants)
+    sessions, x = [rnn_lower.StreamingSession(each) for each in (streamed, made)], np.ones((1, 100, 6), np.float32)
+    same = [np.allclose(*(session.run({"x": x})["y"] for session in sessions)) for _ in range(21)]
+    assert same == [True] * 20 + [False]
+    assert not rnn_lower.prove_streaming(model, made).ok
+
+
 @pytest.mark.parametrize(("dtype", "kind"), [(np.int64, TensorProto.INT64), (np.int32, TensorProto.INT32)])
 def test_a_multiple_of_a_position_that_wraps_around(dtype, kind):
     """A factor whose product with 5001, and with no smaller number, is 3."""
@@ -531,6 +550,11 @@ COUNTERS = {
         full = Equal(r, zero) f = Cast<to = 7>(full) l_out = Add(l, f) h = Constant<value_ints = [20]>() on = LessOrEqual(l, h)"""),
     "a sum that wraps": ("k", "int64", """c = Constant<value = int64[1] {9007199254740992}>() k_out = Add(k, c) z = Sub(c, c)
         n = Less(k, z) on = Not(n)"""),
+    "a loop that ends early": ("kl", "int64", """one = Constant<value_ints = [1]>() zero = Sub(one, one)
+        i0 = Constant<value_int = 1>() yes = Equal(i0, i0) most = Constant<value_int = 100>() q = Squeeze(k)
+        r = Loop<body = b (int64 i, bool go) => (bool more, int64 w) { more = Less(i, q) w = Identity(i) }>(most, yes)
+        s = Shape(r) m = Constant<value_ints = [60]>() full = Greater(s, m) k_out = Where(full, zero, s)
+        f = Cast<to = 7>(full) l_out = Add(l, f) h = Constant<value_ints = [18]>() on = Less(l, h)"""),
     "a narrow sum that wraps": ("k", "int32", f"""c = Constant<value = int32[1] {{{pow(1201, -1, 1 << 32) * 3 % (1 << 32)}}}>()
         k_out = Add(k, c) t = Constant<value = int32[1] {{3}}>() there = Equal(k_out, t) on = Not(there)"""),
 }  # fmt: skip

@@ -128,6 +128,7 @@ def test_random_windows(layer, seed):
 DECODERS = {
     "one stage": ([transposed(2, 1), without_first, lstm], 24, 23),
     "three stages": ([transposed(2, 1), without_first, dense, transposed(3, 1), without_first, transposed(2, 1)], 26, 22),
+    "one row": ([conv(3, pads=(1, 1)), transposed(1, 1), lstm], 24, 23),
     "cropped": ([conv(3, pads=(1, 1)), transposed(3, 1, pads=(1, 1)), lstm], 24, 22),
     "strided": ([conv(3, pads=(1, 1)), transposed(2, 2), conv(3, pads=(1, 1)), transposed(3, 3)], 144, 135),
     "overlapping": ([conv(3, pads=(1, 1)), transposed(4, 2, pads=(1, 1)), conv(3, pads=(1, 1)), transposed(5, 2)], 99, 88),
