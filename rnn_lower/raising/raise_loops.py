@@ -127,7 +127,7 @@ def _raise_region(model: ir.Model, region: Region, twin: ir.Model) -> Raised | N
     if not region.results or (not region.loops and not region.op_type):
         return None
     shape_info = ShapeInfo(model).inferred_now()
-    deadline, why = time.thread_time() + SECONDS, "its states are not updated as in an RNN, GRU or LSTM"
+    deadline, why = time.thread_time() + SECONDS, "raise recognizes no RNN, GRU or LSTM in its steps"
     if not region.op_type and any(_reads_number(loop) for loop in region.loops if loop.op_type == "Loop"):
         return Raised(region.name, why="its steps use their number for more than selecting their inputs")
     if not region.op_type and any(node.op_type == "Softplus" for node in with_bodies(region.loops)):
