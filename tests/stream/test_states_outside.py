@@ -152,10 +152,10 @@ def test_sizes_that_the_original_refuses_are_not_sampled(shared, tmp_path, capsy
 
 
 def test_a_model_that_runs_with_no_sample(tmp_path, capsys):
-    """Its input must have 999 columns, which no sample has."""
+    """Its input must have 999 rows, which no sample has, because the first axis of its Reshape has size 1."""
     model = onnx.parser.parse_model("""
         <ir_version: 8, opset_import: ["": 17]>
-        main (float[1, 1, K] x, float[1, 1, 4] h) => (float[1, 1, 1, 4] y, float[1, 1, 4] z)
+        main (float[K, 1, 1] x, float[1, 1, 4] h) => (float[1, 1, 1, 4] y, float[1, 1, 4] z)
         <float[1, 4, 999] w = {0}, float[1, 4, 4] r = {0}, int64[3] s = {1, -1, 999}>
         { u = Reshape (x, s) y, z = RNN <hidden_size = 4> (u, w, r, , , h) }
     """)
