@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
@@ -111,7 +112,7 @@ def _sizes_from(
         arrays = [None if value in computed else known.get(value, constant(value)) for value in node.inputs]
         growth = _growth(node, [growths.get(value, Growth()) for value in computed], arrays)
         growths.update(dict.fromkeys(node.outputs, growth))
-        passed = math.ceil(growth.added / growth.least)
+        passed = math.ceil(min(growth.added, sys.maxsize) / growth.least)
         from_plain = plain >= computed or node.op_type in counting
         if node.op_type in MEASURING:
             plain.update(node.outputs if node.inputs[0] in plain or node.inputs[0] not in sizes else ())
@@ -145,8 +146,9 @@ def _growth(node: ir.Node, growths: Sequence[Growth], arrays: Sequence[np.ndarra
     least, most, number = 1.0, max((each.most for each in growths), default=1), sum(map(_largest, arrays))
     if len(growths) == 1:  # the difference of two values may grow as slowly as by one
         least = growths[0].least
-    if node.op_type in DATA_MOVEMENT:
-        beside = max([number, *(each.beside for each in growths)])
+    if node.op_type in DATA_MOVEMENT:  # of other operands than those of a Concat, only the first one is data
+        held = map(_largest, arrays if node.op_type == "Concat" else arrays[:1])
+        beside = max([*held, *(each.beside for each in growths)], default=0)
         return Growth(least, most, max((each.added for each in growths), default=0), beside)
     if node.op_type == "Mul":
         numbers = [np.abs(array.astype(np.float64)) for array in arrays if array is not None and array.size]
