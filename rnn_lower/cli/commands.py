@@ -129,8 +129,8 @@ def _lower_one(arguments: argparse.Namespace) -> int:
 
     with printing.progress(arguments.quiet) as advance:
         records = api.lower_file(arguments.model, arguments.output, progress=advance, accept=accept, **options)
-    written = arguments.output if all(report.ok for report in reports) else None
-    with _stdout_for_text(written, arguments, reports):
+    written = _written(arguments, reports)
+    with _stdout_for_text(written, arguments):
         printing.print_lowered(arguments, written, records, counts, reports)
         if arguments.target is not None and not arguments.json:
             printing.print_native(find_target(arguments.target), records)
@@ -159,17 +159,17 @@ def _unnamed(path: str) -> Iterator[None]:
         raise type(error)(str(error).replace(f"{path}: ", "")) from None
 
 
-def _stdout_for_text(
-    written: str | None, arguments: argparse.Namespace, reports: Sequence[Any] = ()
-) -> contextlib.redirect_stdout[TextIO]:
-    """The stream for text: not stdout if a model is written there, and none with --quiet.
+def _written(arguments: argparse.Namespace, reports: Sequence[Any]) -> str | None:
+    """The output, or None if a comparison failed, which --quiet prints as an error."""
+    failed = [report for report in reports if not report.ok]
+    for report in failed if arguments.quiet and not arguments.json else ():
+        logger.error("error: %s; nothing was written", report.verdict)
+    return None if failed else arguments.output
 
-    reports: of the comparisons; one that failed, so that nothing is written, is an error, which --quiet prints, too.
-    """
+
+def _stdout_for_text(written: str | None, arguments: argparse.Namespace) -> contextlib.redirect_stdout[TextIO]:
+    """The stream for text: not stdout if a model is written there, and none with --quiet."""
     if arguments.quiet and not arguments.json:
-        for report in reports:
-            if not report.ok:
-                logger.error("error: %s; nothing was written", report.verdict)
         return contextlib.redirect_stdout(io.StringIO())
     return contextlib.redirect_stdout(sys.stderr if written == "-" else sys.stdout)
 
@@ -198,8 +198,8 @@ def _stream(arguments: argparse.Namespace) -> int:
             delay=arguments.delay, states=arguments.states, state_names=arguments.state_names,
             set_inputs=fixed_inputs(arguments.fixed or []), accept=accept, progress=advance, **options,
         )  # fmt: skip
-    written = arguments.output if all(report.ok for report in reports) else None
-    with _stdout_for_text(written, arguments, reports):
+    written = _written(arguments, reports)
+    with _stdout_for_text(written, arguments):
         printing.print_streamed(arguments, written, result, reports)
     return DONE if written else DIFFERENT
 
@@ -229,8 +229,8 @@ def _unstream(arguments: argparse.Namespace) -> int:
 
     states = named_states(arguments.states or ()) or None
     result = api.unstream_file(arguments.model, arguments.output, states=states, axis=arguments.time, accept=accept)
-    written = arguments.output if all(report.ok for report in reports) else None
-    with _stdout_for_text(written, arguments, reports):
+    written = _written(arguments, reports)
+    with _stdout_for_text(written, arguments):
         printing.print_whole(arguments, written, result, reports)
     return DONE if written else DIFFERENT
 

@@ -21,7 +21,10 @@ WINDOWS = ("AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "LpPool
 """Operators whose results OpenCV keeps in a layout of its own."""
 
 FUNCTIONS = frozenset(ELEMENTWISE) - {"Identity"}
+"""Operators whose results OpenCV keeps in the layout of their operand, if it is the only one."""
+
 LIST = (ir.SequenceType, ir.OptionalType)
+"""The types of lists."""
 
 Declared = Callable[[ir.Value], TensorInfo | None]
 """Returns the declared info of a value, or None to use the inferred one."""
@@ -73,8 +76,8 @@ class ConstraintChecker:
         for value, info in zip(node.outputs, [*infos, *[UNKNOWN] * len(node.outputs)], strict=False):
             self._infos[value] = _fuller(self.declared(value), _fuller(info_of(value), info))
         outputs = tuple(map(self._infos.__getitem__, node.outputs))
-        found = frozenset(name for name, is_in in BODIES.items() if any(is_in(node, body) for body in bodies))
-        return NodeView(node.op_type, self.opset, inputs, attributes, outputs, found)
+        wrong = frozenset(name for name, is_in in BODIES.items() if any(is_in(node, body) for body in bodies))
+        return NodeView(node.op_type, self.opset, inputs, attributes, outputs, wrong)
 
     def info(self, operand: ir.Value | Constant) -> TensorInfo:
         """Return the info of an operand: from its constant content, else declared, else inferred."""

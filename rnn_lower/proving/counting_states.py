@@ -184,4 +184,9 @@ def _is_large(value: ir.Value | None) -> bool:
     if array is None or array.dtype.kind not in "iuf":
         return False
     bits = 64 if array.dtype.kind == "f" else 8 * array.dtype.itemsize
-    return bool(np.any(np.abs(array.astype(np.float64)) >= 1 << (bits // 2 - 1)))
+    return bool(np.any(np.abs(array.astype(np.float64)) >= least_large(bits)))
+
+
+def least_large(bits: int) -> int:
+    """The least number whose multiples wrap around, in integers of this many bits, at a step that a run may reach."""
+    return 1 << (bits // 2 - 1)

@@ -21,7 +21,8 @@ from rnn_lower.ir.walk import constant, known_tensor, nodes, subgraphs
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proving.call import attributes_key
-from rnn_lower.proving.thresholds import FEW, WIDE, Known, known_values
+from rnn_lower.proving.counting_states import least_large
+from rnn_lower.proving.thresholds import FEW, WIDE, Known
 from rnn_lower.proving.whole_evaluator import COMPARISONS, digest
 
 FILLING = ("ConstantOfShape", "Expand", "Tile")
@@ -50,15 +51,17 @@ class Sizes:
 NO_SIZES = Sizes(frozenset(), {})
 
 
-def sizes_in(document: Document, counters: Collection[str] | None = None, one_length: bool = False) -> Sizes:
+def sizes_in(
+    document: Document, known: Known, counters: Collection[str] | None = None, one_length: bool = False
+) -> Sizes:  # fmt: skip
     """What depends on sizes alone. Its floats and conditions are random functions, except for plain ones.
 
     Operators that select or move elements of a constant are one function of the elements, as models may do it in other
     ways. Conditions are left out if only what depends on sizes alone reads them, and values if they lead to integers.
+    known: what constants determine.
     counters: the inputs of a stream that count its frames; they are sizes, too. None for models that are no streams.
     one_length: whether all its chunks have one length, so that a long run shows each value of a counter.
     """
-    known = known_values(document.model)
     inputs = [value for value in document.model.graph.inputs if value.name in (counters or ())]
     states = [] if counters is None else list(_integer_states(document, known))
     while True:  # until all states that count are found
@@ -84,13 +87,13 @@ def _integer_states(document: Document, known: Known) -> Iterator[tuple[ir.Value
 class Growth(NamedTuple):
     """How a value grows with a size or counter: how fast at least and at most, and the numbers added on the way.
 
-    beside: the largest number that its other elements contain.
+    constant: the largest constant among its elements.
     """
 
     least: float = 1
     most: float = 1
     added: float = 0
-    beside: float = 0
+    constant: float = 0
 
 
 def _sizes_from(
@@ -147,17 +150,17 @@ def _growth(node: ir.Node, growths: Sequence[Growth], arrays: Sequence[np.ndarra
     if len(growths) == 1:  # the difference of two values may grow as slowly as by one
         least = growths[0].least
     if node.op_type in DATA_MOVEMENT:  # of other operands than those of a Concat, only the first one is data
-        held = map(_largest, arrays if node.op_type == "Concat" else arrays[:1])
-        beside = max([*held, *(each.beside for each in growths)], default=0)
-        return Growth(least, most, max((each.added for each in growths), default=0), beside)
+        numbers = [_largest(array) for array in (arrays if node.op_type == "Concat" else arrays[:1])]
+        largest = max([*numbers, *(each.constant for each in growths)], default=0)
+        return Growth(least, most, max((each.added for each in growths), default=0), largest)
     if node.op_type == "Mul":
-        numbers = [np.abs(array.astype(np.float64)) for array in arrays if array is not None and array.size]
-        times = math.prod(max(1.0, float(array.max())) for array in numbers)
-        added = math.prod(1 + each.added + each.beside for each in growths) * times
-        least = math.prod([*(each.least for each in growths), *(max(1, int(array.min())) for array in numbers)])
+        factors = [np.abs(array.astype(np.float64)) for array in arrays if array is not None and array.size]
+        times = math.prod(max(1.0, float(array.max())) for array in factors)
+        added = math.prod(1 + each.added + each.constant for each in growths) * times
+        least = math.prod([*(each.least for each in growths), *(max(1, int(array.min())) for array in factors)])
         return Growth(least, math.prod(each.most for each in growths) * times, added)
     compares = node.op_type in COMPARISONS and any(array is not None for array in arrays)
-    added = number + sum(each.added + (0 if compares else each.beside) for each in growths)
+    added = number + sum(each.added + (0 if compares else each.constant) for each in growths)
     return Growth(least, sum(each.most for each in growths) if len(growths) > 1 else most, added)
 
 
@@ -168,8 +171,8 @@ def _largest(array: np.ndarray | None) -> float:
 
 
 def _wraps(growth: Growth, dtype: ir.DataType | None) -> bool:
-    """Whether a multiple of a size may wrap around, and so be any number: at 2^32 in 64 bits, or 2^16 in 32 bits."""
-    return dtype is not None and dtype.is_integer() and growth.most >= 1 << (dtype.bitwidth // 2 - 1)
+    """Whether a multiple of a size may wrap around, and so be any number, at a size that no run reaches."""
+    return dtype is not None and dtype.is_integer() and growth.most >= least_large(dtype.bitwidth)
 
 
 def _of_integers(document: Document, sizes: Set[ir.Value | None]) -> set[ir.Value]:

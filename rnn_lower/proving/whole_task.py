@@ -57,7 +57,7 @@ def task_of(sources: Sequence[Document], points: int, seed: int, deadline: float
     for document in documents:
         _write_casts(document)
     known = [known_values(model) for model in models]
-    of_sizes = {key: name for each in documents if exact_sizes for key, name in sizes_in(each).functions.items()}
+    sizes = [sizes_in(*pair) for pair in zip(documents, known, strict=True)] if exact_sizes else []
     for each in known:
         _note_numbers(each)
     inputs = chosen_inputs(models[0])
@@ -72,7 +72,7 @@ def task_of(sources: Sequence[Document], points: int, seed: int, deadline: float
         declared=shapes_of(documents[0]),
         limits=set[float]().union(*map(limits_of, documents)),
         narrow=kinds if len(kinds) == 1 else set(),
-        of_sizes=of_sizes,
+        of_sizes={value: name for each in sizes for value, name in each.functions.items()},
         shared=set.intersection(*map(named_outside_loops, models)) if has_bodies else set(),
     )  # fmt: skip
 

@@ -58,22 +58,31 @@ def exported_sizes(model: ir.Model) -> Mapping[Symbol, int]:
 
     Exporters write the sizes of their example so; the model may run with no others.
     """
-    found = dict[Symbol, int]()
+    sizes = dict[Symbol, int]()
     for node, target in _targets(model):
         value = node.outputs[0]
         if target.shape == (len(value.shape or ()),):
-            found |= {symbol(value, axis): int(target[axis]) for axis in range(target.size) if target[axis] > 0}
+            sizes |= {symbol(value, axis): int(target[axis]) for axis in range(target.size) if target[axis] > 0}
+    for name, number in _same_axes(model):
+        for part in names_in(name):
+            if (size := solution(name, part, number)) is not None:
+                sizes.setdefault(part, size)
+        sizes.setdefault(name, number)
+    return sizes
+
+
+def _same_axes(model: ir.Model) -> Iterator[tuple[str, int]]:
+    """The free sizes of what a Reshape reads, and the constant sizes that it gives to the same axes."""
     outline = _named_outline(model)
-    if outline is not None:
-        named: ir.Model = ir.from_proto(outline)
-        shape_info = ShapeInfo(named, outline)
-        for node, target in _targets(named):
-            shape = None if node.inputs[0] is None else shape_info.shape(node.inputs[0])
-            for name, number in zip(shape or (), target.ravel().tolist(), strict=False):
-                if isinstance(name, str) and number > 0:
-                    parts = {part: solution(name, part, number) for part in names_in(name)}
-                    found = {name: number, **{k: v for k, v in parts.items() if v is not None}, **found}
-    return found
+    if outline is None:
+        return
+    named: ir.Model = ir.from_proto(outline)
+    shape_info = ShapeInfo(named, outline)
+    for node, target in _targets(named):
+        shape = None if node.inputs[0] is None else shape_info.shape(node.inputs[0])
+        for name, number in zip(shape or (), target.ravel().tolist(), strict=False):
+            if isinstance(name, str) and number > 0:
+                yield name, number
 
 
 def _targets(model: ir.Model) -> Iterator[tuple[ir.Node, np.ndarray]]:

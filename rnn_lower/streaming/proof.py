@@ -31,7 +31,7 @@ from rnn_lower.proving.model_inputs import fixed_sizes, overrides
 from rnn_lower.proving.new_faults import new_faults
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, number_of
 from rnn_lower.proving.size_functions import sizes_in
-from rnn_lower.proving.thresholds import MOST_COUNTED, TABLES, check_bodies, known_values
+from rnn_lower.proving.thresholds import MOST_COUNTED, TABLES, Known, check_bodies, known_values
 from rnn_lower.proving.whole_model import ModelInterpreter, limits_of, shapes_of, types_of
 from rnn_lower.streaming.chunked_runs import CHUNKS, LONGEST, SET_SIZES, ChunkedRuns, Trial
 from rnn_lower.streaming.floats import Rounding, difference_in_floats
@@ -118,14 +118,15 @@ def prove_streaming(
         return verdict(DIFFERENT, faults[0])
     clips, declared = limits_of(original), shapes_of(original)
     narrow = types_of(original)
+    known = [known_values(document.model) for document in (original, streaming)]
     try:
         counters = _counters(original, streaming, plan)
-        _check_tables(original, streaming)
+        _check_tables(original, streaming, known)
     except OutOfScopeError as error:
         return verdict(OUT_OF_SCOPE, str(error))
-    sizes = sizes_in(streaming, counters, one_length=fixed_step(streaming.proto, plan) is not None)
-    of_sizes = {**sizes_in(original, ()).functions, **sizes.functions}
-    rounded = {**known_values(original.model), **known_values(streaming.model)}
+    sizes = sizes_in(streaming, known[1], counters, one_length=fixed_step(streaming.proto, plan) is not None)
+    of_sizes = {**sizes_in(original, known[0], ()).functions, **sizes.functions}
+    rounded = {**known[0], **known[1]}
     for folded in (True, False):  # constants that were computed before, such as sums of biases, are rounded
         chunked = ChunkedRuns(original, streaming, plan, seed, sizes, counters.values())
         try:
@@ -198,23 +199,26 @@ def _counters(original: Document, streaming: Document, plan: Plan) -> dict[str, 
     return counters
 
 
-def _check_tables(original: Document, streaming: Document) -> None:
-    """Raise OutOfScopeError if a node looks up a table that the original does not have, as no run reads all rows."""
-    known, old = known_values(streaming.model), dict[tuple[int, ...], list[np.ndarray]]()
+def _check_tables(original: Document, streaming: Document, known: Sequence[Known]) -> None:
+    """Raise OutOfScopeError if a node looks up a table that the original does not have, as no run reads all rows.
+
+    known: what constants determine in the original and in the streaming model.
+    """
+    old = dict[tuple[int, ...], list[np.ndarray]]()
     for node, _ in nodes(streaming.model):
-        array = known.get(node.inputs[0], constant(node.inputs[0])) if node.op_type in TABLES else None
+        array = known[1].get(node.inputs[0], constant(node.inputs[0])) if node.op_type in TABLES else None
         if array is None or max(array.shape, default=0) <= FEW_ROWS:
             continue
         if array.shape not in old:
-            old[array.shape] = list(_constants_of(original.model, array.shape))
+            old[array.shape] = list(_constants_of(original.model, known[0], array.shape))
         if not any(array.dtype == other.dtype and array.tobytes() == other.tobytes() for other in old[array.shape]):
             text = f"looks up a table of shape {list(array.shape)} that the original does not have"
             raise OutOfScopeError(f"{node.op_type} '{node.name}' {text}")
 
 
-def _constants_of(model: ir.Model, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+def _constants_of(model: ir.Model, known: Known, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
     """The constants of a model with a shape, and what constants compute."""
-    yield from (array for array in known_values(model).values() if array.shape == shape)
+    yield from (array for array in known.values() if array.shape == shape)
     tensors = {value: known_tensor(value) for node, _ in nodes(model) for value in node.inputs}
     yield from (tensor.numpy() for tensor in tensors.values() if tensor is not None and tuple(tensor.shape) == shape)
 
