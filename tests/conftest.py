@@ -37,7 +37,8 @@ FEWER = {
     "test_examples": (5, 16), "test_killed_before_every_line_that_handles_files": (1, 1),
     "test_a_gru_is_raised_and_lowered_from_there": (1, 1), "test_models_of_the_project": (1, 2),
     "test_mutants": (1, 1), "test_nodes_anywhere": (1, 2), "test_other_commands_refuse_it_too": (60, 200),
-    "test_random_nodes_come_back": (0, 1), "test_states_that_count_otherwise_than_by_adding_are_not_proved": (6, 0), "test_shared_models_agree": (1, 4), "test_there_and_back": (1, 2),
+    "test_random_nodes_come_back": (0, 1), "test_shared_models_agree": (1, 4),
+    "test_states_that_count_otherwise_than_by_adding_are_not_proved": (6, 0), "test_there_and_back": (1, 2),
     "test_replaced_weights_are_seen_whatever_computes_the_lengths": (2, 16), "test_the_operators_own_cases": (1, 2),
 }  # fmt: skip
 """By test function that takes long: as many of its cases in these tiers."""

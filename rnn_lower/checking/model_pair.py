@@ -24,6 +24,7 @@ from rnn_lower.ir.traits import PARTIAL
 from rnn_lower.ir.walk import content_key, known_tensor, opset_of, output_names, recurrent_nodes, with_bodies
 from rnn_lower.lowering.node import OPERATORS, RecurrentNode
 from rnn_lower.modelio import files
+from rnn_lower.modelio.document import Document
 from rnn_lower.proving.model_inputs import required_inputs
 from rnn_lower.proving.report import DIFFERENT, Proof
 from rnn_lower.shapes.declared import can_agree, declaration
@@ -254,8 +255,7 @@ class ModelPair:
 
         Later runs go without them, too. Raises `error`, with which the original failed, if it fails without them.
         """
-        declares = any(holder.value_info for holder in protobuf.holders(self.original.proto))
-        if self.judge != ORT or self._is_bare or not declares:
+        if self.judge != ORT or self._is_bare or not _declares(self.original):
             raise error
         try:
             self._is_bare = True
@@ -269,8 +269,8 @@ class ModelPair:
 
     def _change(self, model: onnx.ModelProto) -> None:
         """Change a copy of the original so that onnxruntime runs it."""
-        for holder in protobuf.holders(model) if self._is_bare else ():
-            holder.ClearField("value_info")
+        if self._is_bare:
+            _undeclare(model)
         if guard.needed(self.nodes):
             guard.add(model)
 
@@ -315,12 +315,29 @@ class ModelPair:
         try:
             return self._run_lowered(feeds)
         except Exception as error:
+            with contextlib.suppress(Exception):  # declared shapes of a proved model are those of the original
+                if self.is_proved and self._on is None and self.runner == ORT and _declares(self.lowered):
+                    run = open_onnxruntime(self.lowered, self._lowered_path, _undeclare)
+                    results = run(feeds)
+                    self._run_lowered = run
+                    return results
             where = "" if self._on is None else f" on {self.runner}"
             message = f"the lowered model does not run{where}: {one_line(error)}"
             if "running Scan" in str(error) and "Dimension 0 is 0" in str(error):
                 message += "; its Scan cannot run on an empty sequence; lower the model with"
                 message += " --form loop or --target onnxruntime"
             raise RnnLowerError(f"{_named(self._lowered_path)}{message}") from None
+
+
+def _declares(document: Document) -> bool:
+    """Whether a model declares the types of values, which onnxruntime trusts even if they are wrong."""
+    return any(holder.value_info for holder in protobuf.holders(document.proto))
+
+
+def _undeclare(model: onnx.ModelProto) -> None:
+    """Remove the declared types of values."""
+    for holder in protobuf.holders(model):
+        holder.ClearField("value_info")
 
 
 def _moved(array: Any, rng: np.random.Generator) -> Any:

@@ -733,3 +733,25 @@ def test_rounding_excuses_few_other_integers(changed, ok):
         comparison = Comparison(1e-4, 1e-6, rounding=True)
         comparison.add(["index"], [wanted], [found], moved)
         assert comparison.ok == excused
+
+
+@pytest.mark.parametrize("steps", [2, 4])
+def test_sizes_that_an_exporter_fixed_by_a_reshape_need_not_hold_in_the_runs(steps):
+    """Where they do not, the declared shapes are wrong, and onnxruntime refuses to reuse memory of other sizes."""
+    rng, node, info = np.random.default_rng(0), helper.make_node, helper.make_tensor_value_info
+    weights = {"W": (1, 24, 4), "R": (1, 24, 6), "O": (6, 5)}
+    tensors = [numpy_helper.from_array(rng.normal(0, 1, shape).astype(np.float32), k) for k, shape in weights.items()]
+    tensors += [numpy_helper.from_array(np.array(k), name) for name, k in (("shape", [steps, -1, 6]), ("last", -1))]
+    nodes = [
+        node("LSTM", ["X", "W", "R"], ["Y"], hidden_size=6), node("Transpose", ["Y"], ["t"], perm=[0, 2, 1, 3]),
+        node("Reshape", ["t", "shape"], ["r"]), node("Gather", ["r", "last"], ["g"], axis=0),
+        node("MatMul", ["g", "O"], ["m"]), node("Softmax", ["m"], ["p"], axis=-1),
+    ]  # fmt: skip
+    declared = [info("r", 1, [steps, "N", 6]), info("g", 1, ["N", 6]), info("m", 1, ["N", 5])]
+    graph = helper.make_graph(
+        nodes, "g", [info("X", 1, ["T", "N", 4])], [info("p", 1, ["N", 5])], tensors, value_info=declared
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    report = rnn_lower.check(model, rnn_lower.lower(model))
+    assert report.ok
+    assert len(report.proved) == 1
