@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from rnn_lower.raising.inspecting import LoopInfo
     from rnn_lower.raising.raise_loops import Raised
     from rnn_lower.reporting.gathering import Report
-    from rnn_lower.streaming.proof import StreamProof
+    from rnn_lower.streaming.comparison.proof import StreamProof
     from rnn_lower.streaming.session import StreamingSession
     from rnn_lower.targeting import Target
     from rnn_lower.targeting.lint import Finding, LintReport
@@ -73,7 +73,7 @@ _MODULES = {
     "raising.inspecting": ("LoopInfo",),
     "raising.raise_loops": ("Raised",),
     "reporting.gathering": ("Report",),
-    "streaming.proof": ("StreamProof",),
+    "streaming.comparison.proof": ("StreamProof",),
     "streaming.session": ("StreamingSession",),
 }
 # fmt: on

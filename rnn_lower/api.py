@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from rnn_lower.raising.inspecting import LoopInfo
     from rnn_lower.raising.raise_loops import Raised
     from rnn_lower.reporting.gathering import Report
-    from rnn_lower.streaming.proof import StreamProof
+    from rnn_lower.streaming.comparison.proof import StreamProof
     from rnn_lower.streaming.stream_model import StreamOptions, StreamResult
-    from rnn_lower.streaming.whole import Whole
+    from rnn_lower.streaming.unstream import Whole
 
 M = TypeVar("M", onnx.ModelProto, ir.Model)
 R = TypeVar("R")
@@ -327,7 +327,7 @@ def check_streaming(
     Lowered recurrent nodes are also compared in exact arithmetic if that is cheap.
     """
     from rnn_lower.checking import subprocess_run  # loads onnxruntime
-    from rnn_lower.streaming import checking
+    from rnn_lower.streaming.comparison import checking
 
     streamed = result.streamed
     arguments = (streamed.original, streamed.document, model, result.plan, runs, seed, rtol, atol)
@@ -341,7 +341,7 @@ def prove_streaming(original: Any, model: Any, *, points: int = 2, seed: int = 0
     original, model: models or paths. Inputs that were set for `stream` must also be set in the original.
     """
     from rnn_lower.streaming import plan as plans
-    from rnn_lower.streaming import proof
+    from rnn_lower.streaming.comparison import proof
 
     (before, _), (after, path) = files.open_model(original), files.open_model(model)
     plan = plans.read_plan(after.proto)
@@ -363,10 +363,10 @@ def unstream(
     axis: the axis of its frames, as INPUT[AXIS]; without it, each run is one step, and a new axis comes first. Known
         initial states become constants; the others stay inputs and outputs.
     """
-    from rnn_lower.streaming import whole
+    from rnn_lower.streaming.unstream import unstreamed
 
     document, path = files.open_model(model)
-    return _naming_file(path, lambda: _whole(whole.unstreamed(document, states, axis).document, None))
+    return _naming_file(path, lambda: _whole(unstreamed(document, states, axis).document, None))
 
 
 @public
@@ -379,12 +379,12 @@ def unstream_file(
 
     accept: a function that is called with the finished file before the rename.
     """
-    from rnn_lower.streaming import whole
+    from rnn_lower.streaming.unstream import unstreamed
 
     document = files.load(source)
 
     def work() -> Whole:
-        result = whole.unstreamed(document, states, axis)
+        result = unstreamed(document, states, axis)
         data = _data_of_source(document, source, destination)
         with files.staged(result.document, destination, None, None, data) as staged:
             if accept is None or accept(os.fspath(staged.path), result):
@@ -401,7 +401,7 @@ def compare_whole(
 ) -> list[CheckReport | StreamProof]:  # fmt: skip
     """Compare a result of `unstream` with chunks of its source; return a report of the runs and one of the proof."""
     from rnn_lower.checking import subprocess_run  # loads onnxruntime
-    from rnn_lower.streaming import checking, proof
+    from rnn_lower.streaming.comparison import checking, proof
 
     (whole, _), reports = files.open_model(model), list[Any]()
     if check:
@@ -549,7 +549,7 @@ def check(
     By default, both models run on onnxruntime in a child process, because some models crash it. They run in this
     process if it cannot fork or has other threads. If onnxruntime cannot run the fused operators (double, bfloat16,
     layout 1, opsets below 7, empty sequences or batches), the original runs on onnx.reference with
-    rnn_lower.proving.reference; the report states this.
+    rnn_lower.proving.exact.reference; the report states this.
 
     Raises RnnLowerError if a model cannot be read, if no inputs were found with which the original runs, or if the
     runtime has ended its process.

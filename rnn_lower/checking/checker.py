@@ -16,7 +16,7 @@ from rnn_lower.checking.samples import Feeds
 from rnn_lower.proving import prover
 from rnn_lower.proving.model_inputs import fixed_sizes, required_inputs
 from rnn_lower.proving.report import CheckReport, Proof
-from rnn_lower.proving.thresholds import counted_numbers
+from rnn_lower.proving.whole.thresholds import counted_numbers
 from rnn_lower.raising.raise_loops import raised_document
 from rnn_lower.shapes.shape_info import plain_dim
 from rnn_lower.validation import check_numbers, check_texts

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from rnn_lower.ir.walk import get_attribute, known_tensor, nodes
 from rnn_lower.options import OP_TYPES
-from rnn_lower.proving.whole_evaluator import COMPARISONS
+from rnn_lower.proving.whole.whole_evaluator import COMPARISONS
 from rnn_lower.shapes.shape_info import plain_dim
 
 PASS_ON = (

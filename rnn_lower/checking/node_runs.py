@@ -15,8 +15,8 @@ from rnn_lower.checking.samples import Feeds
 from rnn_lower.ir.walk import recurrent_nodes, sources
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio.document import Document
-from rnn_lower.proving import reference
-from rnn_lower.proving.equations import INPUTS
+from rnn_lower.proving.exact import reference
+from rnn_lower.proving.exact.equations import INPUTS
 
 INDEX = "rnn_lower.index"
 W, R = map(INPUTS.index, "WR")

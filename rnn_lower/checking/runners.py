@@ -21,12 +21,12 @@ from rnn_lower.ir import protobuf
 from rnn_lower.modelio.document import Document
 from rnn_lower.modelio.output_path import is_binary
 from rnn_lower.options import QUANTIZED
-from rnn_lower.proving import reference
+from rnn_lower.proving.exact import reference
 from rnn_lower.transforms.evaluate import evaluator
 from rnn_lower.transforms.inline import inlined
 
 ORT = f"onnxruntime {onnxruntime.__version__}"
-REFERENCE = "onnx.reference with rnn_lower.proving.reference"
+REFERENCE = "onnx.reference with rnn_lower.proving.exact.reference"
 
 SECONDS = 600
 """The time limit of one run, because a Loop may never end."""

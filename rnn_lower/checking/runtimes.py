@@ -139,7 +139,7 @@ def iree(model: onnx.ModelProto, feeds: Feeds) -> list[Any]:
 
 
 def onnx_reference(model: onnx.ModelProto, feeds: Feeds) -> list[Any]:
-    """Run onnx's own operators, without those of `rnn_lower.proving.reference`."""
+    """Run onnx's own operators, without those of `rnn_lower.proving.exact.reference`."""
     return list(ReferenceEvaluator(model).run(None, feeds))
 
 

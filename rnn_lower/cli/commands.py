@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rnn_lower.modelio.statistics import Count
     from rnn_lower.proving.report import CheckReport, Proof
     from rnn_lower.streaming.stream_model import StreamResult
-    from rnn_lower.streaming.whole import Whole
+    from rnn_lower.streaming.unstream import Whole
 
 logger = logging.getLogger("rnn_lower")
 

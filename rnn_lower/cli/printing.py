@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rnn_lower.raising.raise_loops import Raised
     from rnn_lower.reporting.gathering import Report
     from rnn_lower.streaming.stream_model import StreamResult
-    from rnn_lower.streaming.whole import Whole
+    from rnn_lower.streaming.unstream import Whole
     from rnn_lower.targeting import Target
     from rnn_lower.targeting.lint import Finding, LintReport
     from rnn_lower.targeting.probe.manifest import Manifest

@@ -17,10 +17,10 @@ import onnx_ir as ir
 
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.walk import constant, subgraphs
-from rnn_lower.proving import equations
-from rnn_lower.proving.field import Array
-from rnn_lower.proving.program import Program, read_by
-from rnn_lower.proving.reference import FLOATS, OPERATORS
+from rnn_lower.proving.exact import equations
+from rnn_lower.proving.exact.field import Array
+from rnn_lower.proving.exact.reference import FLOATS, OPERATORS
+from rnn_lower.proving.nodes.program import Program, read_by
 from rnn_lower.transforms.evaluate import evaluator
 
 TOLERANCE, LEAST, AMPLIFIED = 1e-3, 1e-6, 1000

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from rnn_lower.proving.field import Array, Field
+from rnn_lower.proving.exact.field import Array, Field
 from rnn_lower.shapes.shape_info import symbol
 
 SMALL_INTEGERS = 4

@@ -34,15 +34,15 @@ from rnn_lower.lowering.node import display_name
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving import model_diff
-from rnn_lower.proving.equations import INPUTS
+from rnn_lower.proving.exact.equations import INPUTS
 from rnn_lower.proving.inline import CallError, without_made_calls
 from rnn_lower.proving.model_inputs import fixed_sizes
 from rnn_lower.proving.new_faults import new_faults
-from rnn_lower.proving.node_proof import Task, prove_node
-from rnn_lower.proving.program import read_by
+from rnn_lower.proving.nodes.node_proof import Task, prove_node
+from rnn_lower.proving.nodes.program import read_by
 from rnn_lower.proving.report import DIFFERENT, NodeProof, Proof
 from rnn_lower.proving.rewriting import FOLDING, RAISING, Raise, Step, StepError, rewritings
-from rnn_lower.proving.whole import prove_whole
+from rnn_lower.proving.whole.whole_proof import prove_whole
 from rnn_lower.sandbox.resource_limits import one_child
 from rnn_lower.shapes.fixed_dims import axis_name, declared_shapes, free_dims
 from rnn_lower.validation import check_numbers

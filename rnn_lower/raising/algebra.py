@@ -16,8 +16,8 @@ import onnx_ir as ir
 
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import get_attribute, integers
-from rnn_lower.proving.call import OutOfScopeError
-from rnn_lower.proving.constant_inputs import content
+from rnn_lower.proving.exact.call import OutOfScopeError
+from rnn_lower.proving.nodes.constant_inputs import content
 from rnn_lower.shapes.shape_info import ShapeInfo
 
 FUNCTIONS: dict[str, tuple[float | None, float | None]] = {

@@ -12,7 +12,7 @@ from rnn_lower.ir.schemas import LOOPS
 from rnn_lower.ir.traits import MEASURING
 from rnn_lower.ir.walk import NODE_MARK, constant, get_attribute, known_tensor
 from rnn_lower.options import QUANTIZED
-from rnn_lower.proving.program import read_by
+from rnn_lower.proving.nodes.program import read_by
 from rnn_lower.raising.algebra import FUNCTIONS, Algebra, NoGuessError, Sum, same
 from rnn_lower.raising.guess import Cell, cells, masks, unmasked
 from rnn_lower.shapes.shape_info import ShapeInfo

@@ -25,9 +25,9 @@ from rnn_lower.loops.unrolling import behind_identity
 from rnn_lower.lowering.node import Dim
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES, Dims
-from rnn_lower.proving.equations import OUTPUTS
+from rnn_lower.proving.exact.equations import OUTPUTS
 from rnn_lower.proving.model_inputs import chosen_inputs
-from rnn_lower.proving.whole import prove_whole
+from rnn_lower.proving.whole.whole_proof import prove_whole
 from rnn_lower.raising import proposals
 from rnn_lower.raising.algebra import NoGuessError
 from rnn_lower.raising.proposals import Direction, Region

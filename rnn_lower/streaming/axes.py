@@ -15,8 +15,8 @@ from rnn_lower.shapes.fixed_dims import Shapes, axis_name, declared_shapes, free
 from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
 from rnn_lower.streaming.causality import CausalityAnalysis
 from rnn_lower.streaming.data_flow import has_one_step, inputs_of, outputs_of
-from rnn_lower.streaming.recurrent_states import Recurrence
-from rnn_lower.streaming.state_caches import Carried, Joined
+from rnn_lower.streaming.states.recurrent_states import Recurrence
+from rnn_lower.streaming.states.state_caches import Carried, Joined
 
 CALLS = ""
 """The axis of a model that computes one step of the stream per run."""

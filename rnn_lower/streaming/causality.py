@@ -19,10 +19,10 @@ from rnn_lower.shapes.size_values import LONGEST
 from rnn_lower.shapes.sizes import TIME, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, UnknownShapeError
 from rnn_lower.streaming.constants import Constants, constant_content, content_of
-from rnn_lower.streaming.delays import settle, settled, wait_for_each_other
-from rnn_lower.streaming.positions import index_offsets
-from rnn_lower.streaming.repetition import filled_shape
-from rnn_lower.streaming.rules import RULES
+from rnn_lower.streaming.rules.positions import index_offsets
+from rnn_lower.streaming.rules.repetition import filled_shape
+from rnn_lower.streaming.rules.table import RULES
+from rnn_lower.streaming.states.delays import settle, settled, wait_for_each_other
 
 INSTEAD = {"Loop": "; only loops that compute an RNN, GRU or LSTM can be streamed"}
 """What streaming supports of operators without a rule."""

@@ -15,8 +15,8 @@ from rnn_lower.builder.graph_builder import GraphBuilder, Operand
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.ir import protobuf
 from rnn_lower.shapes.sizes import GROWS, ONE, Size, size
-from rnn_lower.streaming.graph_editor import declared, graph_builder, name_value, put_around
 from rnn_lower.streaming.plan import Plan, State
+from rnn_lower.streaming.states.graph_editor import declared, graph_builder, name_value, put_around
 
 FIELDS = ("node", "state", "end", "index")
 """The fields of a template: the node, the kind of state, "in" or "out", and the number of the state."""

@@ -27,13 +27,13 @@ from rnn_lower.streaming.axes import CALLS, axes_of, called, external, opened, s
 from rnn_lower.streaming.axis_info import AxisInfo
 from rnn_lower.streaming.causality import CausalityAnalysis
 from rnn_lower.streaming.data_flow import inputs_of
-from rnn_lower.streaming.delay_buffer import DelayBuffer
-from rnn_lower.streaming.graph_editor import GraphEditor
 from rnn_lower.streaming.plan import FIXED, LAST, Plan, batch_size, is_batch, read_plan
-from rnn_lower.streaming.recurrent_states import Recurrence
-from rnn_lower.streaming.reshaping import FixedLengthError
-from rnn_lower.streaming.state_caches import Cache, Carried, Joined
-from rnn_lower.streaming.windows import PaddedError
+from rnn_lower.streaming.rules.reshaping import FixedLengthError
+from rnn_lower.streaming.rules.windows import PaddedError
+from rnn_lower.streaming.states.delay_buffer import DelayBuffer
+from rnn_lower.streaming.states.graph_editor import GraphEditor
+from rnn_lower.streaming.states.recurrent_states import Recurrence
+from rnn_lower.streaming.states.state_caches import Cache, Carried, Joined
 from rnn_lower.transforms.fold import fold
 from rnn_lower.transforms.inline import inlined
 

@@ -14,7 +14,7 @@ from quantized import FORMS, Quantized, build, difference, random_case, run
 
 import rnn_lower
 from rnn_lower import cli
-from rnn_lower.proving import reference
+from rnn_lower.proving.exact import reference
 
 PLAIN = Quantized(0)
 

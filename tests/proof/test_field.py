@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from onenode import Case, arrays, attributes
 
-from rnn_lower.proving import equations, reference, scalar_functions
-from rnn_lower.proving.field import SMALL, Field, is_prime
+from rnn_lower.proving.exact import equations, reference, scalar_functions
+from rnn_lower.proving.exact.field import SMALL, Field, is_prime
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from proofs import run
 
 import rnn_lower
 from rnn_lower.ir import protobuf
-from rnn_lower.proving import algebraic_patterns
-from rnn_lower.proving.node_proof import FAILURE
+from rnn_lower.proving.exact import algebraic_patterns
+from rnn_lower.proving.nodes.node_proof import FAILURE
 
 FORMS = ("scan", "loop", "unroll")
 EVERYTHING = Case("LSTM", 14, optional=OPTIONAL["LSTM"], direction="bidirectional", T=3, N=2, I=2, H=3)

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
 from rnn_lower.driver.legalize_rest import LEGALIZED
-from rnn_lower.proving import field
-from rnn_lower.proving.cases import Known, choose_cases
+from rnn_lower.proving.exact import field
+from rnn_lower.proving.nodes.cases import Known, choose_cases
 
 INFO = helper.make_tensor_value_info
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
 from rnn_lower.modelio.document import Document
-from rnn_lower.proving.whole import prove_whole
+from rnn_lower.proving.whole.whole_proof import prove_whole
 
 RNG = np.random.default_rng(0)
 

@@ -11,8 +11,8 @@ from judge import proved_as_wholes
 import rnn_lower
 from rnn_lower.ir.walk import NODE_MARK
 from rnn_lower.modelio.document import Document
-from rnn_lower.proving import whole_evaluator
-from rnn_lower.proving.whole import prove_whole
+from rnn_lower.proving.whole import whole_evaluator
+from rnn_lower.proving.whole.whole_proof import prove_whole
 
 LOOP = """
     trips = Constant <value = int64 {2}> ()

@@ -28,7 +28,7 @@ from strategies import ACTIVATIONS, MEASURED
 import rnn_lower
 from rnn_lower.checking import runners
 from rnn_lower.modelio.document import Document
-from rnn_lower.proving import equations, reference
+from rnn_lower.proving.exact import equations, reference
 
 PARAMETERS = {"Affine": (0.75, 0.1), "ScaledTanh": (1.7159, 0.6667), "ThresholdedRelu": (1.0, None)}
 """alpha and beta where the defaults would make the function constant, or hide its threshold."""

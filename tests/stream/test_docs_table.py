@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnx import defs
 from paths import ROOT
 
-from rnn_lower.streaming.rules import RULES, TABLE
+from rnn_lower.streaming.rules.table import RULES, TABLE
 
 PAGE = (ROOT / "docs" / "streaming.md").read_text(encoding="utf-8")
 

@@ -18,7 +18,7 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.options import Options
 from rnn_lower.shapes.size_values import RULES as SIZES
 from rnn_lower.streaming import stream_model
-from rnn_lower.streaming.rules import RULES
+from rnn_lower.streaming.rules.table import RULES
 
 F = FEATURES
 WITHOUT_RULE = sorted(

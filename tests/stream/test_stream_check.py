@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rnn_lower.checking.compare import Comparison
-from rnn_lower.streaming.checking import OTHERS, compare
+from rnn_lower.streaming.comparison.checking import OTHERS, compare
 
 SAME, NEAR, FAR = [5.0, 0.1], [5.0, 0.1003], [5.0, 0.2]
 """The second is as near as the rounding of 5 * cos(x) where the cosine is small, but beyond the tolerance."""

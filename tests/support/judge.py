@@ -15,7 +15,7 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.proving.model_diff import frame_changes
 from rnn_lower.proving.new_faults import new_faults
 from rnn_lower.proving.report import CheckReport, Proof
-from rnn_lower.proving.whole import prove_whole
+from rnn_lower.proving.whole.whole_proof import prove_whole
 from rnn_lower.targeting import native_refusals
 from rnn_lower.targeting.probe import writing
 

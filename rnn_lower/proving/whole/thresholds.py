@@ -1,0 +1,204 @@
+"""The numbers at which a model may change its behaviour: constants that it compares with, counts to or slices at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+
+import numpy as np
+import onnx_ir as ir
+
+from rnn_lower.ir.schemas import LOOPS
+from rnn_lower.ir.traits import MEASURING
+from rnn_lower.ir.walk import Scope, constant, nodes, subgraphs, upstream
+from rnn_lower.proving.exact.call import OutOfScopeError, cast_type
+from rnn_lower.proving.exact.element_types import WIDE_INTEGERS
+from rnn_lower.proving.model_inputs import chosen_inputs
+from rnn_lower.proving.whole.counting_states import check_counting
+from rnn_lower.proving.whole.whole_evaluator import COMPARE, COMPARISONS
+from rnn_lower.transforms.evaluate import computed_constants
+
+SHAPES = ("Concat", "ConstantOfShape", "Expand", "Reshape", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze")
+
+TABLES = ("Gather", "GatherElements", "GatherND")
+"""Operators that look up rows of their first input by index."""
+
+POSITIONS = (*TABLES, "Scatter", "ScatterElements", "ScatterND", "Slice")
+"""Operators that select or replace elements at the positions that all but their first input give."""
+
+OF_STEPS = ("Add", "Cast", "Concat", "Identity", "Neg", "Reshape", "Squeeze", "Sub", "Unsqueeze", "Where")
+"""Operators that may compute with the number of a step: they add to it, or compare it with constants that are tried."""
+
+OF_SIZES = (*OF_STEPS, *COMPARISONS, *MEASURING, "And", "Expand", "Gather", "Not", "Or", "ReduceMax", "Slice", "Split")
+"""Operators that may compute what a loop adds to the number of a step, or compares it with."""
+
+COPIED = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+"""Operators that hand on an integer of the caller."""
+
+WIDE = (*WIDE_INTEGERS, ir.DataType.FLOAT, ir.DataType.DOUBLE)
+"""The types that represent every number of a step; others wrap around or round."""
+
+FEW = 4
+"""The most elements of a constant that counts as numbers; larger ones are tables."""
+
+MOST_COUNTED = 2000
+"""The largest constant beyond which sizes are tried. A graph may change its behaviour at any integer that an operator
+reads, except the operators of SHAPES, and at any float that one of COMPARE reads."""
+
+
+Known = Mapping[ir.Value | None, np.ndarray]
+"""The values that constants alone determine."""
+
+
+def compared_numbers(comparisons: Iterable[ir.Node], known: Known) -> Iterator[int]:
+    """Yield the constants that comparisons read, and their neighbours. known: what constants alone determine."""
+    for array in (known.get(value, constant(value)) for node in comparisons for value in node.inputs):
+        if array is not None and array.size <= FEW:
+            numbers = np.ravel(array) if array.dtype.kind in "iuf" else ()
+            yield from (int(n) + more for n in numbers if np.isfinite(n) and abs(int(n)) < 2**62 for more in (-1, 0, 1))
+
+
+def _counted(node: ir.Node, scope: Scope, known: Known) -> Iterator[int]:
+    """Yield constants that a node compares with, counts with or slices at, except for columns in loop bodies."""
+    arrays = [known.get(value, constant(value)) for value in node.inputs]
+    if node.op_type in TABLES and scope.outer is not None and arrays and arrays[0] is not None:
+        yield from arrays[0].shape  # a step may look up its position in a table of this size
+    axes = arrays[3] if node.op_type == "Slice" and len(arrays) > 3 else None
+    for index, array in enumerate(arrays):
+        kinds = "" if node.op_type in SHAPES else "iuf" if node.op_type in COMPARE else "iu"
+        if array is None or array.size > FEW or array.dtype.kind not in kinds:
+            continue
+        if axes is not None and scope.outer is not None and index in (1, 2):
+            array = array[np.ravel(axes)[: array.size] == 0]
+        yield from _numbers(array)
+
+
+def counted_numbers(model: ir.Model, of: Set[ir.Value | None] | None = None) -> Counter[int]:
+    """The constants that a node compares with or a loop counts to, and how often. of: only nodes of these values."""
+    return _counted_numbers(model, known_values(model), of)
+
+
+def check_counted(numbers: Iterable[int]) -> None:
+    """Raise OutOfScopeError if a number is too large for a size."""
+    if (largest := max(numbers, default=0)) > MOST_COUNTED:
+        text = f"a node compares a size with the constant {largest}"
+        raise OutOfScopeError(f"{text}; the proof supports constants up to {MOST_COUNTED}")
+
+
+def all_thresholds(model: ir.Model) -> set[int]:
+    """The constants that a node compares with or a loop counts to, and the largest step that a body can recognize.
+
+    Raises OutOfScopeError if a loop may count otherwise than by adding and comparing.
+    """
+    known = known_values(model)
+    given = {node: _given_integers(node, chosen_inputs(model)) for node, _ in nodes(model)}
+    alone = len(set[ir.Value]().union(*given.values())) == 1  # the proof gives numbers to one input at a time
+    of = {value for node, integers in given.items() if not (alone and integers) for value in node.outputs}
+    return {*_counted_numbers(model, known, of), _most_steps(model, known)}
+
+
+def _given_integers(node: ir.Node, inputs: Sequence[ir.Value]) -> set[ir.Value]:
+    """The single integers of the caller that a node compares with constants; none if it compares anything else.
+
+    The proof gives these constants to the inputs, so they are no sizes to be tried.
+    """
+    if node.op_type not in COMPARISONS:
+        return set()
+
+    def copied(maker: ir.Node, _: int) -> Sequence[ir.Value | None]:
+        return maker.inputs[:1] if maker.op_type in COPIED else ()
+
+    read = [each for each in upstream(node.inputs, copied) if constant(each) is None]
+    ends = {each for each in read if (maker := each.producer()) is None or maker.op_type not in COPIED}
+    single = {value for value in inputs if _is_integer(value) and _is_single(value)}
+    return ends if ends <= single else set()
+
+
+def _is_single(value: ir.Value) -> bool:
+    return value.shape is not None and all(size == 1 for size in value.shape)
+
+
+def known_values(model: ir.Model) -> Known:
+    """What constants alone determine."""
+    return computed_constants((node, scope.opset) for node, scope in nodes(model))
+
+
+def _counted_numbers(model: ir.Model, known: Known, of: Set[ir.Value | None] | None = None) -> Counter[int]:
+    wanted = ((node, scope) for node, scope in nodes(model) if of is None or not of.isdisjoint(node.outputs))
+    return Counter(number for node, scope in wanted for number in _counted(node, scope, known))
+
+
+def _most_steps(model: ir.Model, known: Known) -> int:
+    """The largest step that a loop body can tell from the ones before it: the sum of what it adds or compares.
+
+    Raises OutOfScopeError if a body computes otherwise with the integers that it receives, such as its step, or with
+    sizes. The position i - 5 * (i / 100), for example, differs from i at no size that is tried.
+    """
+    loops = [node for node, _ in nodes(model) if node.op_type in LOOPS]
+    check_bodies(loops)
+    inputs = [value for node in loops for _, body in subgraphs(node) for value in body.inputs]
+    waiting = [value for value in inputs if _is_integer(value)]
+    seen, read = set(waiting), list[ir.Value | None]()
+    while waiting:
+        for node, index in waiting.pop().uses():
+            is_position = node.op_type in POSITIONS and index > 0
+            if is_position or any(subgraphs(node)):
+                continue
+            read += node.inputs
+            if node.op_type in COMPARISONS:
+                continue
+            to = cast_type(node.attributes["to"].value) if node.op_type == "Cast" else ir.DataType.INT64
+            multiplies = node.op_type in ("Add", "Sub") and seen.issuperset(node.inputs)
+            if node.op_type not in OF_STEPS or to not in WIDE or multiplies:
+                raise OutOfScopeError(f"{node.op_type} '{node.name}' computes with the number of a step")
+            waiting += [value for value in node.outputs if value not in seen]
+            seen.update(node.outputs)
+    for loop in loops:
+        read += [value for value in loop.inputs if value is not None and (_is_integer(value) or value in known)]
+        read += loop.inputs[:1] if loop.op_type == "Loop" else ()
+    return _sum_of_numbers(read, known, seen)
+
+
+def check_bodies(loops: Iterable[ir.Node]) -> None:
+    """Raise OutOfScopeError if an integer or boolean state of a Loop or a Scan may count otherwise than by adding."""
+    for node in loops:
+        for _, body in subgraphs(node):
+            check_counting(body, _whole_states(node, body))
+
+
+def _whole_states(node: ir.Node, body: ir.Graph) -> dict[ir.Value, ir.Value]:
+    """The states of a Loop or a Scan that are integers or booleans: before and after a step."""
+    scanned = node.attributes.get_int("num_scan_inputs", 0)
+    before, after = (body.inputs[2:], body.outputs[1:]) if node.op_type == "Loop" else (body.inputs, body.outputs)
+    pairs = zip(before[: len(before) - scanned], after, strict=False)
+    return {value: result for value, result in pairs if _is_integer(value) or value.dtype == ir.DataType.BOOL}
+
+
+def _is_integer(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_integer()
+
+
+def _sum_of_numbers(read: list[ir.Value | None], known: Known, seen: set[ir.Value]) -> int:
+    """The sum of all constants from which values are computed, other than the numbers of steps that were `seen`.
+
+    Raises OutOfScopeError for an operator that computes otherwise with sizes than by adding, comparing and selecting.
+    """
+    total = 0
+    while read:
+        value = read.pop()
+        array = None if value is None else known.get(value, constant(value))
+        if array is not None:
+            total += max(map(abs, _numbers(array)), default=0)
+        elif value is not None and value not in seen and (node := value.producer()) is not None:
+            is_table = node.op_type in TABLES and known.get(node.inputs[0], constant(node.inputs[0])) is not None
+            if node.op_type not in OF_SIZES or is_table:  # no size that is tried need reach each row
+                raise OutOfScopeError(f"{node.op_type} '{node.name}' computes what a loop adds to the number of a step")
+            seen.add(value)
+            read += () if node.op_type in MEASURING else node.inputs
+    return total
+
+
+def _numbers(array: np.ndarray) -> list[int]:
+    """The numbers of a constant, without those that stand for no limit."""
+    numbers = np.ravel(array) if array.dtype.kind in "iuf" else ()
+    return [int(number) for number in numbers if np.isfinite(number) and abs(int(number)) < 2**31 - 1]

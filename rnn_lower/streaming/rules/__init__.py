@@ -1,0 +1,1 @@
+"""The rules of operators: on which frames their results depend, and how they run in chunks. One kind a file."""

@@ -1,0 +1,1 @@
+"""The states of a streaming model, and the nodes that read and return them."""
