@@ -48,6 +48,8 @@ def compare_models(
     node_runs = NodeRuns(models.original, models.nodes, agree)
     runs = 1 if provided else runs
     sampled = _sampled(models, seed, is_same)
+    if on is not None:  # other runtimes take initializers for constants
+        sampled.defaults.clear()
     unproved = models.unproved(proof)
     count, written = 0, ""
 
@@ -69,7 +71,11 @@ def compare_models(
         compare(*models.run(provided or sampled.candidates(index), sampled.keep, agree))
 
     tries = itertools.chain.from_iterable(sampled.candidates(index) for index in range(runs, runs + FURTHER_TRIES))
-    while unreached() and (feeds := next(tries, None)) is not None:
+
+    def is_enough() -> bool:
+        return not unreached() and (not unproved or comparison.is_enough(models.touched))
+
+    while not is_enough() and (feeds := next(tries, None)) is not None:
         with contextlib.suppress(OriginalFails):
             compare(feeds, *models.results(feeds, agree))
     varied = is_same or bool(provided) or count == 1 or models.is_constant()

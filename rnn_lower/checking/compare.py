@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ AMPLIFIED = 100
 SATURATED = 1e-7
 """The least absolute tolerance for rounding: near their limits, runtimes compute functions only to so many digits."""
 
+
+LABELS = 400
+"""The number of integers to compare if a model has no other outputs, because few of them show a difference."""
 
 MORE_OFTEN = 4
 """How many times as many integers as rounding of the inputs changes may differ."""
@@ -37,6 +41,7 @@ class Comparison:
         self._first: dict[str, Any] = {}
         self._filled: set[str] = set()
         self._varied: set[str] = set()
+        self._labels: dict[str, float] = {}
 
     def nothing_compared(self, touched: set[str], varied: bool) -> str:
         """The reason why agreement would be meaningless, or nothing.
@@ -51,6 +56,11 @@ class Comparison:
             return f"{text} is the same in all runs, although the inputs differ"
         return ""
 
+    def is_enough(self, touched: set[str]) -> bool:
+        """Whether the runs show ordinary differences of these outputs: some are floats, or there are many integers."""
+        counts = [count for name, count in self._labels.items() if name in touched]
+        return not counts or max(counts) >= LABELS
+
     def add(
         self, names: Sequence[str], expected: Sequence[Any], actual: Sequence[Any], moved: Sequence[Sequence[Any]] = ()
     ) -> None:
@@ -64,6 +74,8 @@ class Comparison:
                 text = f"{new.reason}, because the model amplifies rounding, also that of its inputs"
                 new = dataclasses.replace(new, ok=True, reason=text)
             self._filled |= {name} if has_content(wanted) else set()
+            count = math.inf if isinstance(wanted, list) or np.asarray(wanted).dtype.kind in "fcV" else np.size(wanted)
+            self._labels[name] = self._labels.get(name, 0) + count
             first = self._first.setdefault(name, wanted)
             self._varied |= set() if _identical(first, wanted) or _is_uniform(first, wanted) else {name}
             old = self._reports.get(name, new)

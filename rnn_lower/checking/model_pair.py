@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -42,6 +43,9 @@ ROUNDED_RUNS = 4
 
 COMPUTED = ("X", "initial_h", "initial_c")
 """The inputs of recurrent nodes that usually other nodes compute."""
+
+OF_DATA = (0, 4, 5, 6)
+"""The places of X, sequence_lens and the initial states; the other inputs are weights."""
 
 
 class OriginalFails(Exception):
@@ -197,15 +201,16 @@ class ModelPair:
         """
         if proof is not None and proof.steps and _proves_nodes(proof):
             return []
-        proved = set() if proof is None else {(node.path, node.outputs) for node in proof.counted}
-        there = () if proof is not None and proof.changed else (node for node, _ in recurrent_nodes(self.lowered.model))
-        before = {_results(node.node): node.node for node in self.nodes} if proof is None else {}
-        kept = (node for node in there if proof is not None or _is_same(node, before.get(_results(node))))
-        remaining = {name for node in kept for name in _results(node)}
+        done = Counter(() if proof is None else ((node.path, node.outputs) for node in proof.counted))
+        before = {(node.path, output_names(node.node)): node.node for node in self.nodes}
+        for node, scope in recurrent_nodes(self.lowered.model) if proof is None or not proof.changed else ():
+            key = scope.path, output_names(node)
+            done[key] += int(proof is not None or _is_same(node, before.get(key)))
+        keys = [(node.path, output_names(node.node)) for node in self.nodes]
+        wanted = Counter(keys)  # two branches may have one name
         indices = [
-            index for index, node in enumerate(self.nodes)
-            if node.outputs and not remaining & set(_results(node.node))
-            and (node.path, output_names(node.node)) not in proved
+            index for index, (node, key) in enumerate(zip(self.nodes, keys, strict=True))
+            if node.outputs and done[key] < wanted[key]
         ]  # fmt: skip
         live = [index for index in indices if index not in self._dead] if indices else []
         if live and proof is not None and is_folded(self.lowered.proto):  # folding renames nodes of branches
@@ -359,14 +364,19 @@ def _proves_nodes(proof: Proof) -> bool:
 
 
 def _is_same(node: ir.Node, other: ir.Node | None) -> bool:
-    """Whether two nodes read the same names and constants and have the same attributes."""
+    """Whether two nodes read the same names and constants, or weights of the caller, and have the same attributes."""
     if other is None or ir.to_proto(node) != ir.to_proto(other):
         return False
-    pairs = ((known_tensor(a), known_tensor(b)) for a, b in zip(node.inputs, other.inputs, strict=True))
-    return all(
-        a is b or (a is not None and b is not None and content_key(a.numpy()) == content_key(b.numpy()))
-        for a, b in pairs
-    )
+    for index, pair in enumerate(zip(node.inputs, other.inputs, strict=True)):
+        one, another = map(known_tensor, pair)
+        if one is None or another is None:
+            is_known = all(value is None or value.is_graph_input() for value in pair)
+            same = one is another and (is_known or index in OF_DATA)
+        else:
+            same = one is another or content_key(one.numpy()) == content_key(another.numpy())
+        if not same:
+            return False
+    return True
 
 
 def _return_values(nodes: Mapping[str | None, RecurrentNode], model: onnx.ModelProto) -> None:
@@ -379,10 +389,6 @@ def _unknown_operator(error: Exception) -> str:
     """The operator that onnxruntime reports as unknown, or nothing."""
     match = re.search(r"(\w+)\(-?\d+\) is not a registered function/op|No Op registered for (\w+)", str(error))
     return "" if match is None else match[1] or match[2]
-
-
-def _results(node: ir.Node) -> tuple[str, ...]:
-    return tuple(str(value.name) for value in node.outputs if value.name)
 
 
 def _named(path: str | None) -> str:

@@ -27,6 +27,7 @@ from rnn_lower.shapes.shape_info import Symbol, symbol
 
 Feeds = dict[str, np.ndarray]
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 SIZES = (3, 1, 2, 5, 4, 7, 8, 16, 32, 64)
@@ -101,7 +102,7 @@ class NoInputsError(Exception):
 
 
 def first_result(
-    candidates: Iterable[Feeds], run: Callable[[Feeds], T], failure: type[Exception],
+    candidates: Iterable[S], run: Callable[[S], T], failure: type[Exception],
     is_useful: Callable[[T], bool] = lambda _: True,
 ) -> T:  # fmt: skip
     """The first useful result of `run`, otherwise the first one.
@@ -149,6 +150,7 @@ class Samples:
             if (same := inputs.get(str(value.name))) is not None and has_rank(same, rank):
                 for axis in range(rank):
                     self.ties.tie(f"named/{symbol(value, axis)}", symbol(same, axis))
+        self.narrow = {str(value.name): kind for value in self.inputs if (kind := _narrow_type(value)) is not None}
         self.known = {self.ties.find(symbol(inputs[name], axis)): size for (name, axis), size in fixed.items()}
         self.limits = _length_limits(nodes)
         read = [(name, value) for node in nodes for name, value in node.inputs.items() if value.is_graph_input()]
@@ -262,7 +264,8 @@ class _Draw:
         if choices is not None:
             return self.chosen(name, choices, shape).astype(value.dtype.numpy())
         largest = 1.0 if name in samples.weights else LARGEST_STATE if name in samples.states else math.inf
-        return self.array(value.dtype, shape, [scale for scale in self.scales if scale <= largest] or (1.0,))
+        scales = [scale for scale in self.scales if scale <= largest] or (1.0,)
+        return self.array(samples.narrow.get(name, value.dtype), shape, scales).astype(value.dtype.numpy())
 
     def chosen(self, name: str, choices: Sequence[int] | np.ndarray, shape: list[int]) -> np.ndarray:
         """Random choices; a single number, which may select a branch, takes another one in each run."""
@@ -302,6 +305,17 @@ class _Draw:
             numbers = numbers * kept
         largest = LARGEST_FLOAT16 if dtype == ir.DataType.FLOAT16 else math.inf
         return np.asarray(np.clip(numbers, -largest, largest).astype(dtype.numpy()))
+
+
+def _narrow_type(value: ir.Value) -> ir.DataType | None:
+    """The type to which all readers of an input of floats cast it, as in half-precision models, or None.
+
+    onnxruntime drops such a Cast in front of a recurrent node, which it computes in float32.
+    """
+    casts = {node.attributes.get_int("to", 0) if node.op_type == "Cast" else 0 for node, _ in value.uses()}
+    kind = casts.pop() if len(casts) == 1 else 0
+    is_float = value.dtype is not None and value.dtype.is_floating_point()
+    return ir.DataType(kind) if is_float and kind in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else None
 
 
 class _Ties:

@@ -34,6 +34,7 @@ from rnn_lower.shapes.shape_info import ShapeInfo
 from rnn_lower.shapes.stale_shapes import verified_fixed_shapes, warn_of_output
 from rnn_lower.targeting import find_target, lint
 from rnn_lower.transforms.fold import fold
+from rnn_lower.transforms.strip_weights import misdeclared
 
 logger = logging.getLogger("rnn_lower")
 
@@ -276,6 +277,18 @@ def _log_conversion(requested: Options, chosen: Options) -> None:
         )
 
 
+def _fix_dims(model: ir.Model, options: Options, outline: onnx.ModelProto | None) -> None:
+    """Fix sizes. Raises UnsupportedError if a branch becomes invalid, with which runtimes do not load the model."""
+    branches = outline is not None and any(node.op_type == "If" for node, _ in nodes(model))
+    was_valid = outline is not None and branches and not misdeclared(outline)
+    fixed_dims.fix_dims(model, options.dims or {})
+    if outline is not None:
+        fixed_dims.fix_proto_dims(outline, options.dims or {})
+        if was_valid and (wrong := misdeclared(outline)):
+            text = "the model is invalid with these sizes, perhaps in a branch of an If that they exclude"
+            raise UnsupportedError(f"{text}: {wrong}; to remove such branches, add --fold")
+
+
 @one_child()
 def lower_model(
     model: ir.Model, options: Options, outline: onnx.ModelProto | None = None, rewrites: bool = True
@@ -285,9 +298,7 @@ def lower_model(
     outline: as in `ShapeInfo`.  rewrites: False for a model that is folded and unrolled already.
     """
     if options.dims:
-        fixed_dims.fix_dims(model, options.dims)
-        if outline is not None:
-            fixed_dims.fix_proto_dims(outline, options.dims)
+        _fix_dims(model, options, outline)
     notes = list[str]()
     if rewrites and any(_folds_and_unrolls(model, options)):
         _, notes = _change_all(model, options)

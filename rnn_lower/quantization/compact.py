@@ -20,9 +20,11 @@ from rnn_lower.modelio import files
 def compact(model: onnx.ModelProto | ir.Model | str | os.PathLike[str]) -> onnx.ModelProto:
     """Return the same model with short inner names and without duplicate initializers, node metadata and inner types.
 
-    The names of inputs and outputs stay. Raises UnsupportedError if a name is used for two values.
+    The names of inputs and outputs stay. Raises UnsupportedError if a name is used for two values, or by training_info.
     """
     document, _ = files.open_model(model)
+    if document.proto.training_info:
+        raise UnsupportedError("the model has training_info, which refers to names of weights; remove it")
     proto = document.copied().proto
     if document.folder is not None:
         protobuf.embed(proto, document.folder)

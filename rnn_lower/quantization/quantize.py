@@ -43,6 +43,8 @@ def quantize(
     """
     check_types(weights=weights, activations=activations, cell=cell)
     document, _ = files.open_model(model)
+    if document.proto.training_info:
+        raise UnsupportedError("the model has training_info, whose products cannot be quantized; remove it")
     fed_back = fed_back_in(document)
     findings = find_products(document.model, fed_back)
     types = {"weights": weights, "activations": activations, **({"cell": cell} if findings.cells and cell else {})}

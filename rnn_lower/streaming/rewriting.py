@@ -277,11 +277,13 @@ def _as_declared(value: ir.Value, content: Any) -> np.ndarray:
     if value.dtype is None:
         raise RnnLowerError(f"the model declares no element type for input '{value.name}', so the input cannot be set")
     try:
-        array = np.asarray(content).astype(value.dtype.numpy())
-    except (TypeError, ValueError):
-        raise RnnLowerError(
-            f"{content!r} is not a valid value for input '{value.name}' of type {value.dtype.name}"
-        ) from None
+        given = np.asarray(content)
+        array = given.astype(value.dtype.numpy())
+        is_valid = value.dtype.is_floating_point() or np.array_equal(array, given)  # neither wrapped nor truncated
+    except (OverflowError, TypeError, ValueError):
+        is_valid = False
+    if not is_valid:
+        raise RnnLowerError(f"{content!r} is not a valid value for input '{value.name}' of type {value.dtype.name}")
     shape = array.shape if value.shape is None else tuple(map(plain_dim, value.shape))
     if len(shape) > array.ndim and array.size == 1 and all(isinstance(n, int) for n in shape):
         array = np.full([n for n in shape if isinstance(n, int)], array.reshape(()), array.dtype)

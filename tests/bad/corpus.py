@@ -1777,6 +1777,8 @@ def bad_streams() -> Iterator[Bad]:
     yield Bad("stream step strides", streaming(strided, "--time", "T", "--step", 3), "--step 3: operators of the model have strides along the time axis, so the length of a chunk must be a multiple of 2 frames", "--step")
     yield Bad("stream set nothing", streaming(with_a_rate, "--time", "T", "--set", "sr"), "--set sr: write INPUT=VALUE, e.g. --set sr=16000", "--set")
     yield Bad("stream set unknown", streaming(with_a_rate, "--time", "T", "--set", "rate=1"), "--set rate: the model has no input of this name; inputs: X, sr", "--set")
+    yield Bad("stream set too large", streaming(with_a_rate, "--time", "T", "--set", "sr=99999999999999999999"), "99999999999999999999 is not a valid value for input 'sr' of type INT64", "sr")
+    yield Bad("stream set a fraction", streaming(with_a_rate, "--time", "T", "--set", "sr=2.5"), "2.5 is not a valid value for input 'sr' of type INT64", "sr")
     yield Bad("stream set a text", streaming(with_a_rate, "--time", "T", "--set", 'sr="a"'), "'a' is not a valid value for input 'sr' of type INT64", "sr")
     yield Bad("stream set three", streaming(with_a_rate, "--time", "T", "--set", "sr=[1,2,3]"), "has shape [2], but the value has shape [3]", "sr")
     yield Bad("stream reset of the caller's", streaming(both, "--time", "T", "--reset"), "reset: the caller provides state 'initial_h', so only the caller can reset it; drop --reset", "reset")

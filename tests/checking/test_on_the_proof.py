@@ -755,3 +755,99 @@ def test_sizes_that_an_exporter_fixed_by_a_reshape_need_not_hold_in_the_runs(ste
     report = rnn_lower.check(model, rnn_lower.lower(model))
     assert report.ok
     assert len(report.proved) == 1
+
+
+def in_branches(opset: int, computed: bool, factor: float = 1.0) -> onnx.ModelProto:
+    """An LSTM in each branch of an If, of which only quiet inputs reach the first; both results have one name.
+
+    computed: whether a node computes R.  factor: of R in the first branch.
+    """
+    rng, node, info = np.random.default_rng(1), helper.make_node, helper.make_tensor_value_info
+    tensors = {"quiet": np.array(0.05), "one": np.array(1)}
+    branches = list[onnx.GraphProto]()
+    for k in range(2):
+        tensors |= {f"W{k}": rng.normal(0, 0.5, (1, 12, 2)), f"R{k}": rng.normal(0, 1, (1, 12, 3))}
+        lstm = node("LSTM", ["X", f"W{k}", f"S{k}" if computed else f"R{k}"], ["h"], name=f"rnn{k}", hidden_size=3)
+        branches.append(
+            helper.make_graph([lstm, node("ReduceSum", ["h"], ["y"], keepdims=0)], f"b{k}", [], [info("y", 1, [])])
+        )
+    tensors["R0"] *= factor
+    nodes = [node("Mul", [f"R{k}", "one"], [f"S{k}"]) for k in range(2 * computed)]
+    nodes += [
+        node("Abs", ["X"], ["a"]), node("ReduceMax", ["a"], ["m"], keepdims=0), node("Less", ["m", "quiet"], ["q"]),
+        node("If", ["q"], ["Y"], then_branch=branches[0], else_branch=branches[1], name="cond"),
+    ]  # fmt: skip
+    if computed:  # which has no conversion from opset 12 to 13, so that nothing can be proved
+        hard = [node("Hardmax", ["X"], ["P"], axis=1)]
+        if opset > 12:
+            hard = [
+                node("Flatten", ["X"], ["f"]), node("Hardmax", ["f"], ["p"]), node("Shape", ["X"], ["s"]),
+                node("Reshape", ["p", "s"], ["P"]),
+            ]  # fmt: skip
+        nodes += hard
+    graph = helper.make_graph(
+        nodes, "g", [info("X", 1, ["T", "N", 2])], [info("Y", 1, []), *([info("P", 1, None)] if computed else [])],
+        [numpy_helper.from_array(array.astype(np.float32), name) for name, array in tensors.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def test_a_kept_node_whose_weights_are_computed_must_run_where_nothing_can_be_proved():
+    report = rnn_lower.check(in_branches(12, True), in_branches(13, True, -4))
+    assert not report.ok
+    assert "NOTHING COMPARED for 1 node" in report.verdict
+
+
+def test_a_node_that_is_kept_is_none_of_another_branch():
+    model = in_branches(17, False)
+    other = rnn_lower.lower(in_branches(17, False, -4), form="loop", select=lambda node: node.name == "rnn0")
+    inner = [node for branch in other.graph.node[-1].attribute for node in branch.g.node]
+    loops = [attribute.g for node in inner for attribute in node.attribute if attribute.HasField("g")]
+    added = next(node for graph in loops for node in graph.node if node.op_type == "Add")
+    added.op_type = "Sum"  # the same function, but no operator of lowering
+    assert not rnn_lower.check(model, other).ok
+
+
+@pytest.mark.parametrize("change", ["none", "zero", "transposed"])
+def test_many_labels_are_compared_if_there_is_nothing_else(change):
+    rng, node, info = np.random.default_rng(19), helper.make_node, helper.make_tensor_value_info
+    shapes = {"W": (1, 32, 4), "R": (1, 32, 8), "B": (1, 64), "L": (8, 5), "b": (5,)}
+    weights = {name: (rng.uniform(-1, 1, shape) / np.sqrt(8)).astype(np.float32) for name, shape in shapes.items()}
+    nodes = [
+        node("LSTM", ["X", "W", "R", "B"], ["", "h"], hidden_size=8), node("Squeeze", ["h", "first"], ["s"]),
+        node("Gemm", ["s", "L", "b"], ["z"]), node("ArgMax", ["z"], ["Y"], axis=1, keepdims=0),
+    ]  # fmt: skip
+
+    def made(R: np.ndarray) -> onnx.ModelProto:
+        tensors = [numpy_helper.from_array(array, name) for name, array in (weights | {"R": R}).items()]
+        graph = helper.make_graph(
+            nodes, "g", [info("X", 1, ["T", "N", 4])], [info("Y", TensorProto.INT64, ["N"])],
+            [*tensors, numpy_helper.from_array(np.array([0]), "first")],
+        )  # fmt: skip
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+    R = weights["R"]
+    transposed = np.concatenate([part.transpose(0, 2, 1) for part in np.split(R, 4, 1)], 1)
+    other = made({"none": R, "zero": 0 * R, "transposed": transposed}[change])
+    assert rnn_lower.check(made(R), other).ok == (change == "none")
+
+
+@pytest.mark.parametrize("op", ["RNN", "GRU"])
+def test_inputs_that_are_cast_to_float16_are_sampled_as_such(op):
+    """onnxruntime drops such a Cast in front of a node, which it computes in float32, and so does not round."""
+    gates = {"RNN": 1, "GRU": 3}[op]
+    rng, half = np.random.default_rng(0), TensorProto.FLOAT16
+    nodes = [
+        helper.make_node("Cast", ["x"], ["X"], to=half), helper.make_node("Cast", ["h"], ["H"], to=half),
+        helper.make_node(op, ["X", "W", "R", "", "", "H"], ["Y"], hidden_size=3),
+        helper.make_node("Cast", ["Y"], ["y"], to=1),
+    ]  # fmt: skip
+    weights = {"W": (1, gates * 3, 4), "R": (1, gates * 3, 3)}
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", 1, ["T", "N", 4]), helper.make_tensor_value_info("h", 1, [1, "N", 3])],
+        [helper.make_tensor_value_info("y", 1, None)],
+        [numpy_helper.from_array(rng.normal(0, 0.5, shape).astype(np.float16), name) for name, shape in weights.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=7)
+    lowered = rnn_lower.lower(model)
+    assert all(rnn_lower.check(model, lowered, seed=seed).ok for seed in range(3))

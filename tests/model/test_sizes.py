@@ -290,3 +290,19 @@ def test_outputs_of_converted_nodes_have_verified_sizes(opset, through, tmp_path
     x = np.random.default_rng(0).standard_normal((1, 3, 11)).astype(np.float32)
     close(run_onnxruntime(lowered, {"x": x}), run_onnxruntime(model, {"x": x}))
     assert rnn_lower.prove(model, lowered)
+
+
+def test_a_branch_that_a_size_makes_invalid_must_be_folded():
+    """As scripted code has: if there is one row, its axis is dropped."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[T,N,3] x) => (float[r0,r1,r2] z)
+        <int64 place = {1}, int64[1] first = {1}> {
+        y4 = GRU <hidden_size = 4> (x, W, R) y = Squeeze (y4, first) shape = Shape (y) n = Gather (shape, place)
+        one = Equal (n, place)
+        z = If (one) <then_branch = t () => (float[a,1,4] a) { k = Constant <value_ints = [1]> () b = Squeeze (y, k) a = Unsqueeze (b, k) },
+                      else_branch = e () => (float[c,d,4] c) { c = Identity (y) }> }""")
+    model.graph.initializer.extend([tensor("W", 1, 12, 3), tensor("R", 1, 12, 4)])
+    with pytest.raises(rnn_lower.UnsupportedError, match=r"with these sizes.*add fold$"):
+        rnn_lower.lower(model, dims={"T": 5, "N": 2})
+    lowered = rnn_lower.lower(model, dims={"T": 5, "N": 2}, fold=True)
+    x = np.random.default_rng(0).standard_normal((5, 2, 3)).astype(np.float32)
+    close(run_onnxruntime(lowered, {"x": x}), run_onnxruntime(model, {"x": x}))

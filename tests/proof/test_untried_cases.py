@@ -756,3 +756,22 @@ def test_a_known_length_is_compared_with_two_batch_sizes(steps, weights):
     cases, _ = choose_cases(known, 2)
     assert {case.T for case in cases} == {steps}
     assert {1, 3} <= {case.N for case in cases}
+
+
+@pytest.mark.parametrize("batch", [2, "N"])
+def test_a_number_of_features_that_weights_of_the_caller_leave_open(batch):
+    shapes = {"X": [4, batch, "F"], "W": [1, 12, "F"], "R": [1, 12, 3]}
+    node = helper.make_node("LSTM", [*shapes], ["Y"], hidden_size=3)
+    inputs = [INFO(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    graph = helper.make_graph([node], "g", inputs, [INFO("Y", TensorProto.FLOAT, None)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    lowered = rnn_lower.lower(model, form="loop")
+    assert rnn_lower.prove(model, lowered)
+    for node in lowered.graph.node:  # it reads only the first features of both
+        node.input[:] = [{"X": "X3", "W": "W3"}.get(name, name) for name in node.input]
+    constants(lowered, k0=[0], k3=[3], k2=[2])
+    first = [marked("Slice", [name, "k0", "k3", "k2"], [f"{name}3"]) for name in ("X", "W")]
+    nodes = [*first, *lowered.graph.node]
+    del lowered.graph.node[:]
+    lowered.graph.node.extend(nodes)
+    assert not rnn_lower.prove(model, lowered)

@@ -86,6 +86,11 @@ def test_what_cannot_be():
         rnn_lower.quantize(rnn_lower.lower(recurrent("GRU", H=16, I=4, opset=9)), samples(model))
     with pytest.raises(rnn_lower.UnsupportedError, match="infinite or NaN"):
         rnn_lower.quantize(lowered, {"x": np.full((20, 1, 4), np.nan, np.float32)})
+    trained = onnx.ModelProto.FromString(lowered.SerializeToString())
+    trained.training_info.add().update_binding.add(key="R", value="R_new")
+    for work in (rnn_lower.compact, lambda model: rnn_lower.quantize(model, samples(model))):
+        with pytest.raises(rnn_lower.UnsupportedError, match="the model has training_info"):
+            work(trained)
     reader = rnn_lower.calibration_reader(lowered, samples(model))
     rnn_lower.quantize(lowered, reader)
     with pytest.raises(rnn_lower.RnnLowerError, match="rewind"):

@@ -144,3 +144,12 @@ def test_lengths_of_unknown_sequences_on_tract(op, opset):
         options = {"opset": 17}
     lowered = rnn_lower.lower(model, target=here("tract"), **options)
     assert rnn_lower.check(model, lowered, on="tract", inputs=feeds).ok
+
+
+@pytest.mark.parametrize("name", ["openvino", "opencv"])
+def test_other_runtimes_take_defaults_for_constants(name):
+    model, _ = build(Case("GRU", 17, T=5, N=2, weights="initializer"))
+    kinds = {tensor.name: tensor for tensor in model.graph.initializer}
+    model.graph.input.extend(onnx.helper.make_tensor_value_info(k, v.data_type, v.dims) for k, v in kinds.items())
+    lowered = rnn_lower.lower(model, target=here(name))
+    assert rnn_lower.check(model, lowered, on=name).ok

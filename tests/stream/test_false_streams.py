@@ -616,3 +616,75 @@ def test_an_output_that_changes_after_the_first_chunk_or_of_few_frames_is_found(
         session = rnn_lower.StreamingSession(wrong)
         assert session.run({"X": np.ones((6, 2, 3), np.float32), "c": np.ones(3, np.float32)})
         assert f"output '{output}' differs" in rnn_lower.prove_streaming(model, wrong).verdict
+
+
+SQUARE = """
+    s = Shape(x) n = Gather(s, zero) t = Gather(s, one) f = Gather(s, two) ff = Mul(f, f)
+"""
+
+
+@pytest.mark.parametrize(
+    "numbers", ["q = Div(n, ff)", "d = Sub(n, ff) e = Max(d, zero) q = Min(e, one)", "p = Mul(n, f) q = Div(p, ff)"]
+)
+def test_numbers_that_follow_from_sizes_are_thresholds(numbers):
+    """A stream without a result for batches of 36 rows and more, where 36 is the square of the number of features."""
+    stream = rnn_lower.stream(stack_of(lstm), axis="T")
+    text = f"""g (float[N,T,6] x, float[N,T,6] y0, int64 zero, int64 one, int64 two) => (float[N,T,6] y) {{
+        {SQUARE} {numbers} c = Min(q, one)
+        none = Sub(y0, y0) both = Concat<axis = 1>(y0, none) first = Mul(c, t) all = Range(zero, t, one)
+        rows = Add(all, first) y = Gather<axis = 1>(both, rows) }}"""
+    made = behind_y(stream, *onnx.parser.parse_graph(text).node, zero=0, one=1, two=2)
+    large = np.concatenate([X[:1]] * 40)
+    wanted, found = (rnn_lower.StreamingSession(model).run({"x": large})["y"] for model in (stream, made))
+    assert np.any(wanted != found)
+    assert not rnn_lower.prove_streaming(stack_of(lstm), made).ok
+
+
+def of_caller(text: str, kind: str, default: int | None = None) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[T,2,3] x, {kind} mode) => (float[T,2,3] y) <int64 time = {{0}}> {{ c = CumSum(x, time) {text} }}""")
+    if default is not None:
+        kind = model.graph.input[1].type.tensor_type.elem_type
+        model.graph.initializer.append(helper.make_tensor("mode", kind, [], [default]))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "right", "wrong"),
+    [
+        ("int64", 1, "m = Cast<to = 1>(mode) y = Mul(c, m)", "y = Identity(c)"),
+        ("bool", 1, "n = Neg(c) y = Where(mode, c, n)", "y = Identity(c)"),
+        ("int64", None, "m = Cast<to = 1>(mode) y = Mul(c, m)",
+         "s = Constant<value_int = 7>() z = Sub(c, c) e = Equal(mode, s) m = Cast<to = 1>(mode) p = Mul(c, m) y = Where(e, z, p)"),
+        ("int64", None, "t = Constant<value_floats = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]>() m = Gather(t, mode) y = Mul(c, m)",
+         "t = Constant<value_floats = [1.0, 2.0, 3.0, 4.0, 5.0, 7.0]>() m = Gather(t, mode) y = Mul(c, m)"),
+    ],
+    ids=["default of integers", "default of booleans", "a comparison", "a row of a table"],
+)  # fmt: skip
+def test_integers_of_the_caller_are_tried(kind, default, right, wrong):
+    model = of_caller(right, kind, default)
+    assert rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="T")).ok
+    assert not rnn_lower.prove_streaming(model, rnn_lower.stream(of_caller(wrong, kind, default), axis="T")).ok
+
+
+@pytest.mark.parametrize("where", ["chunks of one frame", "batches of one row", "later rows"])
+def test_a_reset_that_works_only_sometimes_is_found(where):
+    model = stack_of(lstm)
+    stream = rnn_lower.stream(model, axis="T", reset=True)
+    assert rnn_lower.prove_streaming(model, stream)
+    wrong = copied(stream)
+    for node in wrong.graph.node:
+        node.input[:] = ["some" if name == "reset" else name for name in node.input]
+    text = {
+        "chunks of one frame": "t = Gather(s, one) on = Greater(t, one)",
+        "batches of one row": "n = Gather(s, zero) on = Greater(n, one)",
+        "later rows": "n = Gather(s, zero) all = Range(zero, n, one) on = Less(all, two)",
+    }[where]
+    text = f"s = Shape(x) {text} some = And(reset, on)"
+    text = f"g (float[N,T,6] x, bool[N] reset, int64 zero, int64 one, int64 two) => (bool[N] some) {{ {text} }}"
+    nodes = [*onnx.parser.parse_graph(text).node, *wrong.graph.node]
+    del wrong.graph.node[:]
+    wrong.graph.node.extend(nodes)
+    numbers = {"zero": 0, "one": 1, "two": 2}
+    wrong.graph.initializer.extend(numpy_helper.from_array(np.array(n), name) for name, n in numbers.items())
+    assert not rnn_lower.prove_streaming(model, wrong).ok

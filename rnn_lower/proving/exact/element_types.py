@@ -41,11 +41,13 @@ COMPUTED = (*WIDE_INTEGERS, _F.BOOL, _F.FLOAT, _F.DOUBLE, None)
 
 
 def is_exact(source: DType, goal: DType, narrow: Collection[DType] = ()) -> bool:
-    """Whether a cast between floats computes the identity: if it widens, or returns to the 16-bit type of a node.
+    """Whether a cast to floats computes the identity: if it widens, or returns to the 16-bit type of a node.
 
     narrow: the types of the nodes that the cast may belong to, whose results lowering computes in float32.  A source
-    of unknown type, or of truth values, counts as float32.
+    of unknown type counts as float32; truth values are 0 and 1 in every type.
     """
+    if source == _F.BOOL:
+        return True
     source = source if source is not None and source.is_floating_point() else _F.FLOAT
     back = source == _F.FLOAT and goal in HALVES and goal in narrow
     return source == goal or (source, goal) in WIDENINGS or back

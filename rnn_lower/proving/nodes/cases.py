@@ -25,18 +25,25 @@ each row has each length, or, beyond SHORT steps, some row has each length; at m
 MOST_ROWS = 64
 """The largest batch in which each row has another length."""
 
+MORE_FEATURES = 9
+"""The additional features of X in one case, if their number is free."""
+
 MOST_PRODUCTS, FEW_PRODUCTS = 1 << 28, 1 << 24
 """The most multiplications to compare a large batch: if the graph compares integers with constants, and otherwise."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """The sizes and lengths of one comparison; lengths: sequence_lens, or None if the node has none."""
+    """The sizes and lengths of one comparison.
+
+    lengths: sequence_lens, or None if the node has none.  more: additional features of X, if their number is free.
+    """
 
     T: int
     N: int
     lengths: tuple[int, ...] | None
     point: int
+    more: int = 0
 
     @property
     def vector(self) -> Array | None:
@@ -53,6 +60,7 @@ class Known:
 
     T, N: seq_length and batch_size, or None if unknown.  lengths: the content of sequence_lens, or None if unknown.
     weights: the number of elements of R.  compared: the largest integer with which the subgraph compares.
+    has_features: whether the number of features of X is known.
     """
 
     T: int | None
@@ -61,6 +69,7 @@ class Known:
     lengths: Array | None
     weights: int
     compared: int
+    has_features: bool = True
 
     @property
     def is_open(self) -> bool:
@@ -95,6 +104,8 @@ def choose_cases(known: Known, points: int) -> tuple[list[Case], set[str]]:
         sizes[-1:-1] = _large_batch(known, max(rows for _, rows, _ in sizes), left_out)
     cases = [Case(*size, point=index % points) for index, size in enumerate(sizes)]
     cases += [dataclasses.replace(cases[-1], point=point) for point in range(points) if point != cases[-1].point]
+    if not known.has_features:
+        cases.insert(-1, dataclasses.replace(cases[-1], more=MORE_FEATURES))
     return cases, left_out
 
 

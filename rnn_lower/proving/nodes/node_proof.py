@@ -201,7 +201,12 @@ class _Comparison:
             self._length, self._folded.get("batch_size") if N is None else N,
             "sequence_lens" in self._inputs, self._constant("sequence_lens"),
             math.prod(filter(None, (self._size(("R", axis)) for axis in range(3)))), self._counters.largest,
+            self._features is not None,
         )  # fmt: skip
+
+    @property
+    def _features(self) -> int | None:
+        return self._size(("W", 2), ("X", 2))
 
     def _shapes_at(self, case: Case) -> dict[str, tuple[int, ...]]:
         """The shapes of the inputs of floats, by their ONNX names."""
@@ -209,8 +214,9 @@ class _Comparison:
         if H is None:
             raise OutOfScopeError("hidden_size is unknown; add the attribute hidden_size")
         D, G, first = len(self._node.backwards), len(self._node.gates), self._node.layout
-        features = self._size(("W", 2), ("X", 2))
-        I = (3 + case.T % 2 if self._known.longer > case.T else case.T) if features is None else features  # noqa: E741
+        I = self._features  # noqa: E741
+        if I is None:
+            I = (3 + case.T % 2 if self._known.longer > case.T else case.T) + case.more  # noqa: E741
         state = (case.N, D, H) if first else (D, case.N, H)
         return {
             "X": (case.N, case.T, I) if first else (case.T, case.N, I), "W": (D, G * H, I), "R": (D, G * H, H),
@@ -237,6 +243,8 @@ class _Comparison:
                 array = image(name)
             else:
                 array = drawn.setdefault(value, random(name, shapes[name]))
+                if array.shape != shapes[name]:
+                    raise OutOfScopeError(f"one value is read as inputs of different sizes, '{name}' and another one")
             arrays[name] = array
             if name in self._counterparts:
                 values.setdefault(self._counterparts[name], array)

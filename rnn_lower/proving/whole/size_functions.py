@@ -31,6 +31,9 @@ FILLING = ("ConstantOfShape", "Expand", "Tile")
 WITH_STATES = ("AveragePool", "Conv", "CumSum", "MaxPool", "Pad")
 """Operators that a stream computes with states, which do not depend on sizes alone."""
 
+RELATING = ("Add", "Div", "Max", "Min", "Mod", "Sub")
+"""Operators whose integers may change at any size, unless their operands are plain."""
+
 SELECTING = ("Abs", "And", "Clip", "Max", "Min", "Neg", "Not", "Or", "Where", *COMPARISONS)
 """Operators whose results are plain if their operands are, and constants have few elements."""
 
@@ -41,11 +44,13 @@ class Sizes:
 
     swept: numbers of steps after which counters have passed all numbers that they are compared with, if these are
     added to others, or, in chunks of one length, more than a few.
+    relating: the nodes whose integers may change at numbers that are no constants, by what they compute from sizes.
     """
 
     values: Set[ir.Value | None]
     functions: Mapping[ir.Value, str]
     swept: Set[int] = frozenset()
+    relating: Mapping[str, ir.Node] = dataclasses.field(default_factory=dict)
 
 
 NO_SIZES = Sizes(frozenset(), {})
@@ -103,6 +108,7 @@ def _sizes_from(
     ends, counting = (WITH_STATES, ("Range",)) if streams else ((), ())
     sizes, plain, filled, swept_by = (set[ir.Value | None](each) for each in (counters, counters, (), sweeping))
     functions, swept, growths = dict[ir.Value, str](), set[int](), dict[ir.Value | None, Growth]()
+    relating, keys = dict[str, ir.Node](), {value: str(value.name) for value in counters}
     for node, _ in nodes(document.model):
         read = () if node.op_type in MEASURING else node.inputs
         computed = {v for v in read if v is not None and v not in known and known_tensor(v) is None}
@@ -113,6 +119,8 @@ def _sizes_from(
         sizes.update(node.outputs)
         dtype = document.dtype_of(node.outputs[0])
         arrays = [None if value in computed else known.get(value, constant(value)) for value in node.inputs]
+        of = [keys.get(value) for value in (node.inputs if read else ()) if value in computed]
+        keys.update(dict.fromkeys(node.outputs, digest(f"{node.op_type} {attributes_key(node)} {of}", arrays)))
         growth = _growth(node, [growths.get(value, Growth()) for value in computed], arrays)
         growths.update(dict.fromkeys(node.outputs, growth))
         passed = math.ceil(min(growth.added, sys.maxsize) / growth.least)
@@ -129,6 +137,8 @@ def _sizes_from(
             swept.add(passed)
         elif _is_filled(node, computed, filled):
             filled.update(node.outputs)
+        elif _relates(node, computed, dtype):
+            relating[keys[node.outputs[0]]] = node
         elif node.op_type not in DATA_MOVEMENT:
             key = digest(f"{node.op_type} {attributes_key(node)}", arrays)
             functions.update(dict.fromkeys(node.outputs, key))
@@ -141,7 +151,13 @@ def _sizes_from(
     )  # fmt: skip
     for value in [*kept]:
         del functions[value]
-    return Sizes(sizes, functions, swept)
+    return Sizes(sizes, functions, swept, relating)
+
+
+def _relates(node: ir.Node, computed: Collection[ir.Value], dtype: ir.DataType | None) -> bool:
+    """Whether a node computes an integer of several integers from sizes, other than their product."""
+    is_whole = dtype is not None and dtype.is_integer()
+    return is_whole and node.op_type in RELATING and sum(value in computed for value in node.inputs) > 1
 
 
 def _growth(node: ir.Node, growths: Sequence[Growth], arrays: Sequence[np.ndarray | None]) -> Growth:

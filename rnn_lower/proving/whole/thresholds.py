@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.schemas import LOOPS
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS, LOOPS
 from rnn_lower.ir.traits import MEASURING
 from rnn_lower.ir.walk import Scope, constant, nodes, subgraphs, upstream
+from rnn_lower.modelio.document import Document
 from rnn_lower.proving.exact.call import OutOfScopeError, cast_type
 from rnn_lower.proving.exact.element_types import WIDE_INTEGERS
 from rnn_lower.proving.model_inputs import chosen_inputs
 from rnn_lower.proving.whole.counting_states import check_counting
 from rnn_lower.proving.whole.whole_evaluator import COMPARE, COMPARISONS
+from rnn_lower.shapes.required_sizes import required_sizes
+from rnn_lower.shapes.size_values import SizeValue, computed_sizes, constant_sizes, shape_sizes
+from rnn_lower.shapes.sizes import UNKNOWN, Size, size
 from rnn_lower.transforms.evaluate import computed_constants
 
 SHAPES = ("Concat", "ConstantOfShape", "Expand", "Reshape", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze")
@@ -45,6 +50,9 @@ MOST_COUNTED = 2000
 """The largest constant beyond which sizes are tried. A graph may change its behaviour at any integer that an operator
 reads, except the operators of SHAPES, and at any float that one of COMPARE reads."""
 
+TRIED_NUMBERS = 256
+"""The maximum number of compared constants to try as integer inputs."""
+
 
 Known = Mapping[ir.Value | None, np.ndarray]
 """The values that constants alone determine."""
@@ -73,9 +81,16 @@ def _counted(node: ir.Node, scope: Scope, known: Known) -> Iterator[int]:
         yield from _numbers(array)
 
 
-def counted_numbers(model: ir.Model, of: Set[ir.Value | None] | None = None) -> Counter[int]:
-    """The constants that a node compares with or a loop counts to, and how often. of: only nodes of these values."""
-    return _counted_numbers(model, known_values(model), of)
+def counted_numbers(
+    model: ir.Model, known: Known | None = None, of: Set[ir.Value | None] | None = None
+) -> Counter[int]:  # fmt: skip
+    """The constants that a node compares with or a loop counts to, and how often.
+
+    known: values that count as constants, otherwise what constants determine.  of: only nodes of these values.
+    """
+    known = known_values(model) if known is None else known
+    wanted = ((node, scope) for node, scope in nodes(model) if of is None or not of.isdisjoint(node.outputs))
+    return Counter(number for node, scope in wanted for number in _counted(node, scope, known))
 
 
 def check_counted(numbers: Iterable[int]) -> None:
@@ -94,7 +109,7 @@ def all_thresholds(model: ir.Model) -> set[int]:
     given = {node: _given_integers(node, chosen_inputs(model)) for node, _ in nodes(model)}
     alone = len(set[ir.Value]().union(*given.values())) == 1  # the proof gives numbers to one input at a time
     of = {value for node, integers in given.items() if not (alone and integers) for value in node.outputs}
-    return {*_counted_numbers(model, known, of), _most_steps(model, known)}
+    return {*counted_numbers(model, known, of), _most_steps(model, known)}
 
 
 def _given_integers(node: ir.Node, inputs: Sequence[ir.Value]) -> set[ir.Value]:
@@ -123,9 +138,29 @@ def known_values(model: ir.Model) -> Known:
     return computed_constants((node, scope.opset) for node, scope in nodes(model))
 
 
-def _counted_numbers(model: ir.Model, known: Known, of: Set[ir.Value | None] | None = None) -> Counter[int]:
-    wanted = ((node, scope) for node, scope in nodes(model) if of is None or not of.isdisjoint(node.outputs))
-    return Counter(number for node, scope in wanted for number in _counted(node, scope, known))
+def known_sizes(document: Document, known: Known) -> Known:
+    """The integers that fixed sizes determine, which are as good as constants. known: what constants determine."""
+    required = {name: sizes[0] for name, sizes in required_sizes(document.model).items() if len(sizes) == 1}
+    contents, names = dict[ir.Value | None, SizeValue | None](), itertools.count()
+
+    def unknown(_: object = None) -> Size:
+        return size(f"{UNKNOWN}{next(names)}")
+
+    for node, _ in nodes(document.model):
+        if node.domain not in DEFAULT_DOMAINS:
+            continue
+        if node.op_type == "Shape":
+            shape = None if node.inputs[0] is None else document.shape_info.shape(node.inputs[0])
+            sizes = (required.get(dim, dim) if isinstance(dim, str) else dim for dim in shape or ())
+            dims = [size(dim) if isinstance(dim, int) else unknown() for dim in sizes]
+            content = None if shape is None else shape_sizes(node, dims)
+        else:
+            arrays = {value: known.get(value, constant(value)) for value in node.inputs if value not in contents}
+            contents |= {value: None if array is None else constant_sizes(array) for value, array in arrays.items()}
+            content = computed_sizes(node, [contents[value] for value in node.inputs], unknown)
+        contents |= {value: content for value in node.outputs[:1] if value not in known}
+    numbers = {value: None if held is None else held.numbers for value, held in contents.items()}
+    return {value: np.array(found) for value, found in numbers.items() if found is not None and value not in known}
 
 
 def _most_steps(model: ir.Model, known: Known) -> int:

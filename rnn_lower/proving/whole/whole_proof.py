@@ -30,7 +30,7 @@ from rnn_lower.proving.nodes.node_proof import FAILURE
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof, Proof
 from rnn_lower.proving.whole.congruence import COLLISION, congruence_keys, incongruent_outputs
 from rnn_lower.proving.whole.integer_flow import IntegerFlow
-from rnn_lower.proving.whole.thresholds import MOST_COUNTED, compared_numbers
+from rnn_lower.proving.whole.thresholds import MOST_COUNTED, TRIED_NUMBERS, compared_numbers
 from rnn_lower.proving.whole.whole_evaluator import COMPARISONS, FEW, NotRunError, WholeEvaluator
 from rnn_lower.proving.whole.whole_inputs import (
     SIZES,
@@ -46,9 +46,6 @@ from rnn_lower.proving.whole.whole_task import WholeTask, task_of
 from rnn_lower.shapes.required_sizes import required_sizes
 from rnn_lower.shapes.shape_info import symbol
 from rnn_lower.transforms.inline import inlined
-
-TRIED_NUMBERS = 256
-"""The maximum number of compared constants to try as integer inputs."""
 
 SCALES = (1.0, 1.0, 0.0, 1.0, 100.0)
 """Standard deviations of the inputs with which both models run in floats."""

@@ -18,7 +18,7 @@ from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.model_inputs import fixed_sizes
 from rnn_lower.proving.whole.size_functions import NO_SIZES, Sizes
-from rnn_lower.proving.whole.thresholds import MOST_COUNTED, check_counted, counted_numbers
+from rnn_lower.proving.whole.thresholds import MOST_COUNTED, Known, check_counted, counted_numbers
 from rnn_lower.proving.whole.whole_inputs import TOGETHER
 from rnn_lower.shapes.fixed_dims import declared_shapes, free_dims
 from rnn_lower.streaming.plan import LAST, Plan, fixed_step
@@ -53,7 +53,8 @@ class Trial:
     """One sampled sequence and the chunks that it is divided into.
 
     steps: its length.  sizes: in equal chunks of each of these lengths.  mixed: the number of divisions into random
-    lengths.  is_long: whether the original may refuse the length.  others: sizes of other axes of inputs.
+    lengths.  is_long: whether the original may refuse the inputs.  others: sizes of other axes of inputs.
+    numbers: by input, a number that all its elements have.
     """
 
     steps: int
@@ -61,6 +62,22 @@ class Trial:
     mixed: int
     is_long: bool = False
     others: Mapping[tuple[str, int], int] = dataclasses.field(default_factory=dict)
+    numbers: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Turns:
+    """Where a streaming model may change its behaviour.
+
+    sizes: what it computes from sizes.  begins: numbers with which its counters begin, as magnitudes.
+    known: what counts as constant in the original and in the streaming model.
+    numbers: by input of integers or booleans, those that may matter to a model.
+    """
+
+    sizes: Sizes = NO_SIZES
+    begins: Collection[int] = ()
+    known: Sequence[Known] = ({}, {})
+    numbers: Mapping[str, Collection[int]] = dataclasses.field(default_factory=dict)
 
 
 class ChunkedRuns:
@@ -71,17 +88,15 @@ class ChunkedRuns:
     rows: by output, the rows of a frame along its stream axis in the last run.  emitted: by output and number of input
     frames so far, the numbers of frames so far.  wholes: by output and number of input frames, the frames of the
     original.  missing: by output, how many of these only come when the stream goes on.
-    sizes: what the streaming model computes from sizes.  begins: numbers with which its counters begin, as magnitudes.
     """
 
     def __init__(
-        self, original: Document, streaming: Document, plan: Plan, seed: int, sizes: Sizes = NO_SIZES,
-        begins: Collection[int] = (),
+        self, original: Document, streaming: Document, plan: Plan, seed: int, turns: Turns | None = None
     ) -> None:  # fmt: skip
         self.original, self.made, self.plan, self.seed = original, streaming, plan, seed
         self.fixed_step = fixed_step(streaming.proto, plan)
         self.step = self.fixed_step or plan.every
-        self.sizes, self.begins = sizes, begins
+        self.turns = turns or Turns()
         self.remembered = min(-(-plan.reach // self.step), LONGEST)
         self.chunks = self.borders = 0
         self.rows: dict[str, int] = {}
@@ -113,10 +128,11 @@ class ChunkedRuns:
         Other sizes of 1 and 2 are always tried, because a size of 1 may be repeated.
         Raises OutOfScopeError if a number is too large.
         """
-        of_sizes = counted_numbers(self.made.model, self.sizes.values)
-        old = counted_numbers(self.original.model)
+        turns, models = self.turns, (self.original.model, self.made.model)
+        of_sizes = counted_numbers(models[1], turns.known[1], turns.sizes.values)
+        old, new = (counted_numbers(*each) for each in zip(models, turns.known, strict=True))
         shared = sorted(number for number in of_sizes if number <= MOST_COUNTED)[-MOST_SHARED:]
-        numbers = {*(counted_numbers(self.made.model) - old), *shared, *self.sizes.swept, *self.begins}
+        numbers = {*(new - old), *shared, *turns.sizes.swept, *turns.begins}
         is_free = fixed_step(self.original.proto, self.plan) is None
         others = defaultdict[str, list[tuple[str, int]]](list)
         for name, axis, label in free_dims(declared_shapes(self.original.model)):
@@ -134,6 +150,13 @@ class ChunkedRuns:
         if size > max(CHUNKS) and is_free:
             all_axes = dict.fromkeys(itertools.chain(*others.values()), size)
             yield Trial(self.remembered + size + max(CHUNKS), (size,), mixed=0, is_long=True, others=all_axes)
+
+    def trials_of_numbers(self) -> Iterator[Trial]:
+        """Yield trials with the integers and booleans of the caller that may matter to a model."""
+        for name, numbers in self.turns.numbers.items():
+            for number in sorted(numbers):
+                steps = self.remembered + max(CHUNKS)
+                yield Trial(steps, CHUNKS[:1], mixed=0, is_long=True, numbers={name: number})
 
     def samples(
         self, index: int, steps: int, nodes: Sequence[RecurrentNode] | None = None,
@@ -251,15 +274,16 @@ class ChunkedRuns:
     def reset_results(self, make: Callable[[], StreamingSession], feeds: Feeds) -> Iterator[tuple[Feeds, Feeds]]:
         """Yield the outputs and states after two chunks: between them, the session or input `reset` resets rows.
 
-        These are every other row, the others, and all; nothing if the inputs are too short for two chunks.
+        These are every other row, the others, and all, in short chunks and long ones; nothing if the inputs are too
+        short for two chunks.
         """
         name, axis = next(iter(self.plan.inputs.items()))
         frames = feeds[name].shape[axis]
         if frames < 2 * self.step:
             return
-        length = self.fixed_step or frames // self.step // 2 * self.step
-        chunks = [*self.pieces(feeds, [length, length])]
-        for chosen in ({0}, {1}, {0, 1}):
+        lengths = {self.step, self.fixed_step or frames // self.step // 2 * self.step}
+        for length, chosen in itertools.product(sorted(lengths), ({0}, {1}, {0, 1})):
+            chunks = [*self.pieces(feeds, [length, length])]
             by_session, by_input = make(), make()
             for session in (by_session, by_input):
                 session.run(chunks[0])

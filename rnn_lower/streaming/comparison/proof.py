@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -26,14 +27,25 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.proving.exact.call import OutOfScopeError, WrongError, known
 from rnn_lower.proving.exact.field import Array, Field
 from rnn_lower.proving.exact.interpreter import NoStepsError
-from rnn_lower.proving.model_inputs import fixed_sizes, overrides
+from rnn_lower.proving.model_inputs import SMALL_INTEGERS, chosen_inputs, fixed_sizes, overrides
 from rnn_lower.proving.new_faults import new_faults
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, number_of
 from rnn_lower.proving.whole.counting_states import check_counting, counting, is_smooth, parts
+from rnn_lower.proving.whole.integer_flow import IntegerFlow
 from rnn_lower.proving.whole.size_functions import sizes_in
-from rnn_lower.proving.whole.thresholds import MOST_COUNTED, TABLES, Known, check_bodies, known_values
+from rnn_lower.proving.whole.thresholds import (
+    MOST_COUNTED,
+    TABLES,
+    TRIED_NUMBERS,
+    Known,
+    check_bodies,
+    compared_numbers,
+    known_sizes,
+    known_values,
+)
+from rnn_lower.proving.whole.whole_evaluator import COMPARISONS
 from rnn_lower.proving.whole.whole_model import ModelInterpreter, limits_of, shapes_of, types_of
-from rnn_lower.streaming.comparison.chunked_runs import CHUNKS, LONGEST, SET_SIZES, ChunkedRuns, Trial
+from rnn_lower.streaming.comparison.chunked_runs import CHUNKS, LONGEST, SET_SIZES, ChunkedRuns, Trial, Turns
 from rnn_lower.streaming.comparison.floats import Rounding, difference_in_floats
 from rnn_lower.streaming.plan import Plan, fixed_step
 from rnn_lower.streaming.rewriting import with_reach
@@ -119,16 +131,22 @@ def prove_streaming(
     clips, declared = limits_of(original), shapes_of(original)
     narrow = types_of(original)
     known = [known_values(document.model) for document in (original, streaming)]
+    fixed = [{**known_sizes(*pair), **pair[1]} for pair in zip((original, streaming), known, strict=True)]
     try:
         counters = _counters(original, streaming, plan)
-        _check_tables(original, streaming, known)
+        small = _new_tables(original, streaming, known)
+        sizes = sizes_in(streaming, fixed[1], counters, one_length=fixed_step(streaming.proto, plan) is not None)
+        old = sizes_in(original, fixed[0], ())
+        if new := sizes.relating.keys() - old.relating.keys():
+            node = sizes.relating[min(new)]
+            raise OutOfScopeError(f"{node.op_type} '{node.name}' computes with two integers that depend on sizes")
+        turns = Turns(sizes, [*counters.values()], fixed, _numbers_to_try(original, streaming, known[1], small))
     except OutOfScopeError as error:
         return verdict(OUT_OF_SCOPE, str(error))
-    sizes = sizes_in(streaming, known[1], counters, one_length=fixed_step(streaming.proto, plan) is not None)
-    of_sizes = {**sizes_in(original, known[0], ()).functions, **sizes.functions}
+    of_sizes = {**old.functions, **sizes.functions}
     rounded = {**known[0], **known[1]}
     for folded in (True, False):  # constants that were computed before, such as sums of biases, are rounded
-        chunked = ChunkedRuns(original, streaming, plan, seed, sizes, counters.values())
+        chunked = ChunkedRuns(original, streaming, plan, seed, turns)
         try:
             difference = ""
             for point in range(points):
@@ -199,21 +217,51 @@ def _counters(original: Document, streaming: Document, plan: Plan) -> dict[str, 
     return counters
 
 
-def _check_tables(original: Document, streaming: Document, known: Sequence[Known]) -> None:
-    """Raise OutOfScopeError if a node looks up a table that the original does not have, as no run reads all rows.
+def _new_tables(original: Document, streaming: Document, known: Sequence[Known]) -> dict[ir.Node, int]:
+    """The nodes that look up a small table which the original does not have, and the rows of the table.
 
     known: what constants determine in the original and in the streaming model.
+    Raises OutOfScopeError if a table is large, as no run reads all rows.
     """
-    old = dict[tuple[int, ...], list[np.ndarray]]()
+    old, small = dict[tuple[int, ...], list[np.ndarray]](), dict[ir.Node, int]()
     for node, _ in nodes(streaming.model):
         array = known[1].get(node.inputs[0], constant(node.inputs[0])) if node.op_type in TABLES else None
-        if array is None or max(array.shape, default=0) <= FEW_ROWS:
+        if array is None:
             continue
         if array.shape not in old:
             old[array.shape] = list(_constants_of(original.model, known[0], array.shape))
-        if not any(array.dtype == other.dtype and array.tobytes() == other.tobytes() for other in old[array.shape]):
+        if any(array.dtype == other.dtype and array.tobytes() == other.tobytes() for other in old[array.shape]):
+            continue
+        small[node] = max(array.shape, default=0)
+        if small[node] > FEW_ROWS:
             text = f"looks up a table of shape {list(array.shape)} that the original does not have"
             raise OutOfScopeError(f"{node.op_type} '{node.name}' {text}")
+    return small
+
+
+def _numbers_to_try(
+    original: Document, streaming: Document, known: Known, tables: Mapping[ir.Node, int]
+) -> dict[str, set[int]]:
+    """By input of integers or booleans, the numbers at which the streaming model may change.
+
+    known: what constants determine.  tables: the rows of tables that the original does not have, by node.
+    Raises OutOfScopeError if there are too many.
+    """
+    dependent = IntegerFlow(streaming.model).elements
+    reading = [node for node, _ in nodes(streaming.model) if not dependent.isdisjoint(node.inputs)]
+    numbers = set(compared_numbers([node for node in reading if node.op_type in COMPARISONS], known))
+    numbers.update(*(range(rows) for node, rows in tables.items() if node in reading))
+    if len(numbers) > TRIED_NUMBERS:
+        raise OutOfScopeError(f"the streaming model compares integers with more than {TRIED_NUMBERS // 3} constants")
+    tried = dict[str, set[int]]()
+    for value in chosen_inputs(original.model):
+        if value.dtype == ir.DataType.BOOL:
+            tried[str(value.name)] = {0, 1}
+        elif value.dtype is not None and value.dtype.is_integer():
+            limits = ml_dtypes.iinfo(value.dtype.numpy())
+            few = range(SMALL_INTEGERS) if value.is_initializer() else ()
+            tried[str(value.name)] = {number for number in numbers.union(few) if limits.min <= number <= limits.max}
+    return tried
 
 
 def _constants_of(model: ir.Model, known: Known, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
@@ -242,7 +290,7 @@ def _limits(runs: ChunkedRuns, left_out: str) -> Iterator[str]:
 def _difference(runs: ChunkedRuns, index: int, field: Field, models: Sequence[ModelInterpreter]) -> str | None:
     """The first difference between chunks and the whole sequence, or None; some runs of point 0 are long."""
     trials = [Trial(runs.remembered + MORE, CHUNKS, mixed=1)]
-    further = (runs.short_trials, runs.long_trials, runs.trials_beyond) if index == 0 else ()
+    further = (runs.short_trials, runs.long_trials, runs.trials_beyond, runs.trials_of_numbers) if index == 0 else ()
     for trial in itertools.chain(trials, *(make() for make in further)):
         try:
             feeds = _sampled(runs, index, trial, field, models[0])
@@ -254,7 +302,7 @@ def _difference(runs: ChunkedRuns, index: int, field: Field, models: Sequence[Mo
             return why
         if not trial.is_long and (why := _late(runs, field, models[0], *feeds)):
             return why
-        if not trial.is_long and (why := _no_reset(runs, field, models[1], feeds[0])):
+        if (trial.others or not trial.is_long) and (why := _no_reset(runs, field, models[1], feeds[0])):
             return why
     return None
 
@@ -263,15 +311,24 @@ def _sampled(
     runs: ChunkedRuns, index: int, trial: Trial, field: Field, original: ModelInterpreter
 ) -> tuple[Feeds, Feeds]:  # fmt: skip
     """Random inputs of a trial and the outputs of the original. Raises NoInputsError if it does not run."""
-    listed = {value.name for value in runs.made.proto.graph.input}
+    listed = {value.name: value for value in runs.original.model.graph.inputs if value.name in _inputs_of(runs.made)}
     drawn = overrides(field, runs.original.model, np.random.default_rng([runs.seed, index])) if index % 2 else {}
-    instead = {name: array for name, array in drawn.items() if name in listed and array.dtype == np.uint64}
+    instead = {name: array for name, array in drawn.items() if name in listed}
+    floats = {name: array for name, array in instead.items() if array.dtype == np.uint64}
 
-    def whole(feeds: Feeds) -> tuple[Feeds, Feeds]:
-        chunk = _random_elements(field, feeds) | instead
+    def whole(drawn: tuple[Feeds, Feeds]) -> tuple[Feeds, Feeds]:
+        chunk = _random_elements(field, drawn[0]) | drawn[1]
+        for name, number in trial.numbers.items():
+            shape = (chunk[name] if name in chunk else listed[name].const_value.numpy()).shape  # type: ignore[union-attr]
+            chunk[name] = np.full(shape, number, bool if listed[name].dtype == ir.DataType.BOOL else np.int64)
         return chunk, dict(zip(_output_names(runs), original.outputs(chunk), strict=True))
 
-    return first_result(runs.samples(index, trial.steps, others=trial.others), whole, WrongError)
+    samples = runs.samples(index, trial.steps, others=trial.others)
+    return first_result(((feeds, each) for feeds in samples for each in (instead, floats)), whole, WrongError)
+
+
+def _inputs_of(document: Document) -> set[str]:
+    return {value.name for value in document.proto.graph.input}
 
 
 def _difference_of_chunks(
