@@ -105,7 +105,7 @@ def _name(flag: str) -> str:
 
 
 def public(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a public function: a lack of memory becomes an RnnLowerError, and messages name Python arguments."""
+    """Wrap a public function: a lack of memory and damaged names become an RnnLowerError; messages name arguments."""
 
     @functools.wraps(function)
     def guarded(*arguments: P.args, **keywords: P.kwargs) -> R:
@@ -118,6 +118,10 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
         except RnnLowerError as error:
             if not COMMAND_LINE.get():
                 error.args = tuple(for_python(part) if isinstance(part, str) else part for part in error.args)
+            raise
+        except Exception as error:
+            if isinstance(first_cause(error), UnicodeDecodeError):
+                raise RnnLowerError("a name in the model is not valid UTF-8; export the model again") from None
             raise
 
     return guarded

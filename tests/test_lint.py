@@ -307,6 +307,28 @@ def test_bodies_that_a_runtime_computes_wrongly_are_named(name, text, good, bad)
     assert [a.shape == b.shape and np.allclose(a, b, atol=1e-4) for a, b in results] == [True, False]
 
 
+@pytest.mark.parametrize("zero_point", [0, 3])
+def test_zero_points_that_openvino_drops_are_named(zero_point):
+    """Those of a bias, if the model also has a QuantizeLinear."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 13]> g (float[T,2,4] x) => (float[T,1,2,3] y)
+        <float scale = {{0.01}}, int8 zero = {{{zero_point}}}, float step = {{0.03}}, uint8 half = {{128}}> {{
+        q = QuantizeLinear (x, step, half) d = DequantizeLinear (q, step, half) B = DequantizeLinear (b, scale, zero)
+        h = LSTM <hidden_size = 3> (d, W, R, B)
+        r = QuantizeLinear (h, step, half) e = DequantizeLinear (r, step, half) y = Relu (e) }}""")
+    rng = np.random.default_rng(8)
+    tensors = {"b": rng.integers(-90, 90, (1, 24)).astype(np.int8)}
+    tensors |= {name: rng.normal(0, 0.5, (1, 12, n)).astype(np.float32) for name, n in (("W", 4), ("R", 3))}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in tensors.items())
+    lowered = rnn_lower.lower(model, target="openvino")
+    rules = [finding.rule for finding in rnn_lower.lint(lowered, "openvino").findings]
+    assert [("zero point" in rule) for rule in rules] == [True] * bool(zero_point)
+    if missing("openvino"):
+        pytest.skip(missing("openvino"))
+    feeds = {"x": 2 * rng.standard_normal((12, 2, 4)).astype(np.float32)}
+    wanted, found = run_onnxruntime(lowered, feeds)[0], RUNNERS["openvino"][1](lowered, feeds)[0]
+    assert (np.abs(wanted - found).max() > 0.1) == bool(zero_point)
+
+
 def test_lint_says_why_lowering_does_not_mend(tmp_path):
     report = rnn_lower.lint(build(Case("LSTM", 17, dynamic=True))[0], "tidl")
     (finding,) = report.findings

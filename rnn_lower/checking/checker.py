@@ -51,10 +51,11 @@ def compare_models(
     if on is not None:  # other runtimes take initializers for constants
         sampled.defaults.clear()
     unproved = models.unproved(proof)
+    selecting = [index for index in unproved if models.selects_others(index)]
     count, written = 0, ""
 
     def unreached() -> list[int]:
-        return [index for index in unproved if not node_runs.is_enough(index)]
+        return [index for index in unproved if index in selecting or not node_runs.is_enough(index)]
 
     def compare(feeds: Feeds, expected: list[Any], actual: list[Any]) -> None:
         nonlocal count, written
@@ -73,7 +74,7 @@ def compare_models(
     tries = itertools.chain.from_iterable(sampled.candidates(index) for index in range(runs, runs + FURTHER_TRIES))
 
     def is_enough() -> bool:
-        return not unreached() and (not unproved or comparison.is_enough(models.touched))
+        return {*unreached()} == {*selecting} and (not unproved or comparison.is_enough(models.touched))
 
     while not is_enough() and (feeds := next(tries, None)) is not None:
         with contextlib.suppress(OriginalFails):

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -21,13 +21,24 @@ from rnn_lower.driver.plan import inlined_document, read_document
 from rnn_lower.errors import RnnLowerError, one_line
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import FIRST_TODAY
-from rnn_lower.ir.traits import PARTIAL
-from rnn_lower.ir.walk import content_key, known_tensor, opset_of, output_names, recurrent_nodes, with_bodies
+from rnn_lower.ir.traits import DATA_MOVEMENT, PARTIAL
+from rnn_lower.ir.walk import (
+    content_key,
+    known_tensor,
+    nodes,
+    opset_of,
+    output_names,
+    recurrent_nodes,
+    subgraphs,
+    upstream,
+    with_bodies,
+)
 from rnn_lower.lowering.node import OPERATORS, RecurrentNode
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.model_inputs import required_inputs
 from rnn_lower.proving.report import DIFFERENT, Proof
+from rnn_lower.proving.whole.thresholds import known_values
 from rnn_lower.shapes.declared import can_agree, declaration
 from rnn_lower.targeting.native_refusals import refused_by_onnxruntime
 from rnn_lower.transforms.fold import dead_nodes, is_folded
@@ -43,6 +54,12 @@ ROUNDED_RUNS = 4
 
 COMPUTED = ("X", "initial_h", "initial_c")
 """The inputs of recurrent nodes that usually other nodes compute."""
+
+NO_WEIGHTS = (ir.DataType.BOOL, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.STRING)
+"""The types of sizes, positions and choices."""
+
+SELECTING = (*DATA_MOVEMENT, "Cast", "DequantizeLinear", "GatherElements", "GatherND", "If", "Where")
+"""Operators that select, move or dequantize elements."""
 
 OF_DATA = (0, 4, 5, 6)
 """The places of X, sequence_lens and the initial states; the other inputs are weights."""
@@ -218,6 +235,21 @@ class ModelPair:
             return [] if sum(node.op_type in OPERATORS for node in proof.counted) == every else live
         return live
 
+    def selects_others(self, index: int) -> bool:
+        """Whether inputs select the weights of a node among constants of which the lowered model lacks some.
+
+        A few runs need not select each of them.
+        """
+        inputs = self.nodes[index].node.inputs
+        weights = [value for place, value in enumerate(inputs) if place not in OF_DATA and known_tensor(value) is None]
+        determined = known_values(self.original.model) if any(weights) else {}
+        selected = [value for value in weights if value is not None and value not in determined]
+        return not self._constants_of_lowered.issuperset(_constants_behind(selected)) if selected else False
+
+    @functools.cached_property
+    def _constants_of_lowered(self) -> set[Any]:
+        return {*_contents(value for node, _ in nodes(self.lowered.model) for value in node.inputs)}
+
     @functools.cached_property
     def _plain(self) -> ir.Model:
         """The original with functions inlined."""
@@ -377,6 +409,22 @@ def _is_same(node: ir.Node, other: ir.Node | None) -> bool:
         if not same:
             return False
     return True
+
+
+def _constants_behind(values: Iterable[ir.Value]) -> set[Any]:
+    """The contents of the constants of which values are elements, or are dequantized, also in branches."""
+
+    def operands(node: ir.Node, _: int) -> list[ir.Value | None]:
+        results = (result for _, body in subgraphs(node) for result in body.outputs)
+        return [*node.inputs, *results] if node.op_type in SELECTING else []
+
+    return {*_contents(upstream(values, operands))}
+
+
+def _contents(values: Iterable[ir.Value | None]) -> Iterator[Any]:
+    """The contents of those of these values that are constants of floats or 8-bit integers, as weights are."""
+    tensors = (tensor for value in values if (tensor := known_tensor(value)) is not None)
+    yield from (content_key(tensor.numpy()) for tensor in tensors if tensor.dtype not in NO_WEIGHTS)
 
 
 def _return_values(nodes: Mapping[str | None, RecurrentNode], model: onnx.ModelProto) -> None:

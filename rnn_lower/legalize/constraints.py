@@ -182,6 +182,13 @@ def _strided_padding(limit: bool, use: NodeView) -> Iterator[str]:
         yield f"auto_pad is {padding}, and strides is {list(strides)}"
 
 
+def _constant_zero_point(limit: bool, use: NodeView) -> Iterator[str]:
+    x, zero_point = [*use.inputs, None, None, None][:3:2]
+    is_zero = zero_point is None or (zero_point.content is not None and not any(zero_point.content))
+    if not limit and x is not None and x.constant and not is_zero:
+        yield "this node reads a constant and has another zero point; quantize weights symmetrically"
+
+
 def _forward(limit: bool, use: NodeView) -> Iterator[str]:
     directions = [use.attribute(f"scan_{what}_directions") or () for what in ("input", "output")]
     if limit and any(map(any, directions)):
@@ -238,6 +245,7 @@ CHECKS: Mapping[str, tuple[Callable[[Any], str], Check]] = {
     "matrix_ranks": (lambda _: "with operands of rank 2 or of one higher rank", _matrix_ranks),
     "last_axis": (lambda _: "over the last axis", _last_axis),
     "strided_padding": (lambda _: "with explicit pads if it has strides", _strided_padding),
+    "constant_zero_point": (lambda _: "with zero point 0 if it reads a constant", _constant_zero_point),
     "forward": (lambda _: "in the forward direction", _forward),
     "states": (
         lambda _: "with non-constant initial states",

@@ -138,6 +138,7 @@ LIMITS: dict[str, Key] = {
     "matrix_ranks": _FLAG,
     "last_axis": _FLAG,
     "strided_padding": _FLAG,
+    "constant_zero_point": _FLAG,
     "in_place": _FLAG,
     "forward": _FLAG,
     "states": Key(_one_of("computed"), '"computed"'),

@@ -851,3 +851,36 @@ def test_inputs_that_are_cast_to_float16_are_sampled_as_such(op):
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=7)
     lowered = rnn_lower.lower(model)
     assert all(rnn_lower.check(model, lowered, seed=seed).ok for seed in range(3))
+
+
+def selecting(kind: str, factor: float) -> onnx.ModelProto:
+    """An LSTM with recurrent weights that the inputs select. factor: of weights that no sampled input selects."""
+    rng, node, info = np.random.default_rng(1), helper.make_node, helper.make_tensor_value_info
+    W, R = rng.normal(0, 0.7, (1, 12, 2)).astype(np.float32), rng.normal(0, 0.7, (40, 1, 12, 3)).astype(np.float32)
+    R[1 if kind == "branch" else 7] *= factor
+    tensors, inputs = {"W": W, "low": np.float32(0.05)}, [info("X", 1, ["T", "N", 2])]
+    if kind == "branch":
+        held = [node("Constant", [], ["r"], value=numpy_helper.from_array(each)) for each in R[:2]]
+        branches = [helper.make_graph([each], f"b{k}", [], [info("r", 1, [1, 12, 3])]) for k, each in enumerate(held)]
+        nodes = [
+            node("Abs", ["X"], ["a"]), node("ReduceMax", ["a"], ["m"], keepdims=0), node("Less", ["m", "low"], ["q"]),
+            node("If", ["q"], ["R"], then_branch=branches[1], else_branch=branches[0]),
+        ]  # fmt: skip
+    else:
+        tensors["all"] = R
+        inputs.append(info("lang", TensorProto.INT64, []))
+        nodes = [node("Gather", ["all", "lang"], ["R"], axis=0)]
+    graph = helper.make_graph(
+        [*nodes, node("LSTM", ["X", "W", "R"], ["Y"], hidden_size=3)], "g", inputs, [info("Y", 1, None)],
+        [numpy_helper.from_array(array, name) for name, array in tensors.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("lowers", [False, True])
+@pytest.mark.parametrize("kind", ["branch", "row"])
+def test_weights_that_no_sampled_input_selects(kind, lowers):
+    made = [selecting(kind, factor) for factor in (1, -3)]
+    right, wrong = map(rnn_lower.lower, made) if lowers else made
+    assert rnn_lower.check(made[0], right).ok
+    assert not rnn_lower.check(made[0], wrong).ok

@@ -645,3 +645,21 @@ def test_inputs_that_are_too_large_to_draw_are_out_of_scope(shape):
         y = RNN <hidden_size = 2> (x, W, R) }}""")
     (node,) = rnn_lower.prove(model, rnn_lower.lower(model, form="scan")).nodes
     assert "elements, but the proof supports" in node.reason
+
+
+@pytest.mark.parametrize("work", [rnn_lower.prove, rnn_lower.check])
+def test_names_that_are_not_utf_8_are_no_traceback(work, tmp_path):
+    """The name of an attribute, and what else contains it, such as metadata that nothing reads."""
+    model, _ = build(Case("LSTM", 17))
+    onnx.save(model, tmp_path / "a.onnx")
+    lowered = rnn_lower.lower(model, form="loop")
+    content, name = (
+        lowered.SerializeToString(),
+        next(n.attribute[0].name for n in lowered.graph.node if n.attribute).encode(),
+    )
+    places = [k for k in range(len(content)) if content.startswith(name, k)]
+    assert places
+    for place in places:
+        (tmp_path / "b.onnx").write_bytes(content[:place] + b"\xf3" + content[place + 1 :])
+        with contextlib.suppress(rnn_lower.RnnLowerError):
+            assert work(tmp_path / "a.onnx", tmp_path / "b.onnx").ok in (True, False)
