@@ -47,9 +47,7 @@ def compare_models(
     agree = functools.partial(comparison.agrees, models.output_names)
     node_runs = NodeRuns(models.original, models.nodes, agree)
     runs = 1 if provided else runs
-    sampled = _sampled(models, seed, is_same)
-    if on is not None:  # other runtimes take initializers for constants
-        sampled.defaults.clear()
+    sampled = _sampled(models, seed, is_same, on)
     unproved = models.unproved(proof)
     selecting = [index for index in unproved if models.selects_others(index)]
     count, written = 0, ""
@@ -80,14 +78,10 @@ def compare_models(
         with contextlib.suppress(OriginalFails):
             compare(feeds, *models.results(feeds, agree))
     varied = is_same or bool(provided) or count == 1 or models.is_constant()
-    nothing = "" if is_same else comparison.nothing_compared(models.touched, varied)
-    empty = [value.name for value in models.original.model.graph.inputs if 0 in map(plain_dim, value.shape or ())]
-    if nothing and empty:
-        nothing += f"; input '{empty[0]}' declares a size of 0, which onnxruntime takes as the actual size"
-        nothing += "; declare the size as unknown"
     computed = proof is not None and bool(proof.changed) and comparison.ok  # another tool may have moved nodes since
     return CheckReport(
-        comparison.reports(), models.judge, models.runner, runs, rtol, atol, nothing,
+        comparison.reports(), models.judge, models.runner, runs, rtol, atol,
+        "" if is_same else _nothing(comparison, models, varied),
         unreached=tuple(models.nodes[index].describe() for index in unreached()),
         located=() if proof is None else proof.differing(computed),
         unseen=proof.changed if proof is not None and comparison.ok else (),
@@ -97,11 +91,23 @@ def compare_models(
     )  # fmt: skip
 
 
-def _sampled(models: ModelPair, seed: int, is_same: bool) -> samples.Samples:
+def _nothing(comparison: Comparison, models: ModelPair, varied: bool) -> str:
+    """Why agreement would be meaningless, or "". varied: outputs may be the same in all runs."""
+    nothing = comparison.nothing_compared(models.touched, varied)
+    empty = [value.name for value in models.original.model.graph.inputs if 0 in map(plain_dim, value.shape or ())]
+    if nothing and empty:
+        nothing += f"; input '{empty[0]}' declares a size of 0, which onnxruntime takes as the actual size"
+        nothing += "; declare the size as unknown"
+    return nothing
+
+
+def _sampled(models: ModelPair, seed: int, is_same: bool, on: str | None) -> samples.Samples:
     """Inputs for both models. is_same: whether they are proved to compute the same at any length."""
     old, new = models.original.model, models.lowered.model
     fixed = fixed_sizes(old, models.lowered.proto)
     sampled = samples.Samples(old, seed, fixed, models.nodes, required_inputs(new))
+    if on is not None:  # other runtimes take initializers for constants
+        sampled.defaults.clear()
     if not is_same:
         sampled.reach_beyond(counted_numbers(new).keys() - counted_numbers(old).keys())
     return sampled

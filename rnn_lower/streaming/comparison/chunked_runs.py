@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, TypeVar
 
@@ -17,10 +17,10 @@ from rnn_lower.errors import RnnLowerError, one_line
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.model_inputs import fixed_sizes
-from rnn_lower.proving.whole.size_functions import NO_SIZES, Sizes
-from rnn_lower.proving.whole.thresholds import MOST_COUNTED, Known, check_counted, counted_numbers
+from rnn_lower.proving.whole.thresholds import MOST_COUNTED, check_counted, counted_numbers
 from rnn_lower.proving.whole.whole_inputs import TOGETHER
 from rnn_lower.shapes.fixed_dims import declared_shapes, free_dims
+from rnn_lower.streaming.comparison.turns import Turns
 from rnn_lower.streaming.plan import LAST, Plan, fixed_step
 from rnn_lower.streaming.session import Feeds, StreamingSession
 
@@ -63,21 +63,6 @@ class Trial:
     is_long: bool = False
     others: Mapping[tuple[str, int], int] = dataclasses.field(default_factory=dict)
     numbers: Mapping[str, int] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class Turns:
-    """Where a streaming model may change its behaviour.
-
-    sizes: what it computes from sizes.  begins: numbers with which its counters begin, as magnitudes.
-    known: what counts as constant in the original and in the streaming model.
-    numbers: by input of integers or booleans, those that may matter to a model.
-    """
-
-    sizes: Sizes = NO_SIZES
-    begins: Collection[int] = ()
-    known: Sequence[Known] = ({}, {})
-    numbers: Mapping[str, Collection[int]] = dataclasses.field(default_factory=dict)
 
 
 class ChunkedRuns:

@@ -14,6 +14,11 @@ from rnn_lower.streaming.states.delays import cropped, settled
 from rnn_lower.streaming.states.node_edits import repeat_frame, replace_arguments
 from rnn_lower.streaming.states.state_caches import First
 
+DELAYED_BOUNDS = (
+    "its slice bounds are computed from the length of a delayed value; in the model, compute them from the length of "
+    "an input, which is the same"
+)
+
 WHOLE = 2**31 - 1
 """Ends of slices from this number on mean the end of the axis."""
 
@@ -27,11 +32,12 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
         pairs = list(zip(axes, columns[1], strict=True))
         same = [axis % x.rank == time and end.number == (ctx.exported(x.frames) or "") for axis, end in pairs]
         columns[1] = tuple(x.frames if whole else end for whole, (_, end) in zip(same, pairs, strict=True))
-    cut, is_shorter = dict[int, tuple[int, int, int]](), False
-    for axis, first, last, step in zip((axis % x.rank for axis in axes), *columns, steps, strict=True):
-        if axis == x.axis and last.number is None and last.is_cut:
-            is_shorter = not x.cut
-            x = settled(x, ctx.analysis.delay).changed(cut=True)
+    cut = dict[int, tuple[int, int, int]]()
+    places = [axis % x.rank for axis in axes]
+    is_shorter = any(axis == x.axis and last.is_cut for axis, last in zip(places, columns[1], strict=False))
+    if is_shorter:
+        is_shorter, x = not x.cut, settled(x, ctx.analysis.delay).changed(cut=True)
+    for axis, first, last, step in zip(places, *columns, steps, strict=True):
         cut[axis] = start, end, step = _position(ctx, x, axis, first), _position(ctx, x, axis, last, True), step
         if (have := sizes[axis].number) is not None and axis != time:
             sizes[axis] = size(len(range(have)[start:end:step]))
@@ -39,10 +45,7 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
             sizes[axis] = ctx.sizes(x.rank)[axis]
     start, end, step = cut.get(time, (0, WHOLE, 1))
     if is_shorter and end < 0 and start - end > x.lead > 0:
-        raise ctx.refuse(
-            "its slice bounds are computed from the length of a delayed value; in the model, compute them from the "
-            "length of an input, which is the same"
-        )
+        raise ctx.refuse(DELAYED_BOUNDS)
     if any(position.number is None for column in columns for position in column):
         _keep_ranges(ctx, cut)
     sizes[time] = ctx.sizes(x.rank)[time] if time in cut else sizes[time]
