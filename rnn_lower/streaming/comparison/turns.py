@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import LOOPS
-from rnn_lower.ir.walk import constant, known_tensor, nodes, subgraphs
+from rnn_lower.ir.walk import constant, known_tensor, nodes, recurrent_nodes, subgraphs, upstream
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.exact.call import OutOfScopeError
 from rnn_lower.proving.model_inputs import SMALL_INTEGERS, chosen_inputs
@@ -35,6 +35,9 @@ from rnn_lower.streaming.plan import Plan, fixed_step
 
 FEW_ROWS = 64
 """The most rows of a table that need not be one of the original."""
+
+LENGTHS = 4
+"""The place of sequence_lens among the inputs of a recurrent node."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,8 +138,13 @@ def _numbers_to_try(
     numbers.update(*(range(rows) for node, rows in tables.items() if node in reading))
     if len(numbers) > TRIED_NUMBERS:
         raise OutOfScopeError(f"the streaming model compares integers with more than {TRIED_NUMBERS // 3} constants")
+    recurrent = (node for node, _ in recurrent_nodes(original.model))
+    lengths = [value for node in recurrent for value in node.inputs[LENGTHS : LENGTHS + 1]]
+    deciding = {*upstream(lengths, lambda node, _: node.inputs)}  # sampled in other ways, as few lengths are valid
     tried = dict[str, set[int]]()
     for value in chosen_inputs(original.model):
+        if value in deciding:
+            continue
         if value.dtype == ir.DataType.BOOL:
             tried[str(value.name)] = {0, 1}
         elif value.dtype is not None and value.dtype.is_integer():
