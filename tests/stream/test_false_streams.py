@@ -688,3 +688,20 @@ def test_a_reset_that_works_only_sometimes_is_found(where):
     numbers = {"zero": 0, "one": 1, "two": 2}
     wrong.graph.initializer.extend(numpy_helper.from_array(np.array(n), name) for name, n in numbers.items())
     assert not rnn_lower.prove_streaming(model, wrong).ok
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["r = Sqrt(f) y = Div(c, r)", "k = Mul(b, b) m = Max(k, b) n = Sub(m, b) g = Cast<to = 1>(n) y = Mul(c, g)"],
+    ids=["a float", "an integer of two"],
+)
+def test_a_size_that_only_the_stream_fixes_is_no_difference(text):
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[T,B,3] x) => (float[T,B,3] y)
+        <int64 time = {{0}}, int64 one = {{1}}> {{
+        c = CumSum(x, time) s = Shape(c) b = Gather(s, one) f = Cast<to = 1>(b) {text} }}""")
+    assert rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="T", dims={"B": 2})).ok
+
+
+def test_an_input_that_the_stream_lacks_is_no_key_error():
+    model = of_caller("m = Cast<to = 1>(mode) y = Mul(c, m)", "int64", 1)
+    assert not rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="T", set_inputs={"mode": 2})).ok

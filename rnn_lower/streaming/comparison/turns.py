@@ -65,8 +65,8 @@ def turns_of(original: Document, streaming: Document, plan: Plan) -> Turns:
     fixed = [{**known_sizes(*pair), **pair[1]} for pair in zip((original, streaming), known, strict=True)]
     counters = _counters(original, streaming, plan)
     tables = _new_tables(original, streaming, known)
-    sizes = sizes_in(streaming, fixed[1], counters, one_length=fixed_step(streaming.proto, plan) is not None)
-    old = sizes_in(original, fixed[0], ())
+    sizes = sizes_in(streaming, known[1], counters, one_length=fixed_step(streaming.proto, plan) is not None)
+    old = sizes_in(original, known[0], ())
     if new := sizes.relating.keys() - old.relating.keys():
         node = sizes.relating[min(new)]
         raise OutOfScopeError(f"{node.op_type} '{node.name}' computes with two integers that depend on sizes")
@@ -141,9 +141,9 @@ def _numbers_to_try(
     recurrent = (node for node, _ in recurrent_nodes(original.model))
     lengths = [value for node in recurrent for value in node.inputs[LENGTHS : LENGTHS + 1]]
     deciding = {*upstream(lengths, lambda node, _: node.inputs)}  # sampled in other ways, as few lengths are valid
-    tried = dict[str, set[int]]()
+    there, tried = {value.name for value in streaming.model.graph.inputs}, dict[str, set[int]]()
     for value in chosen_inputs(original.model):
-        if value in deciding:
+        if value in deciding or value.name not in there:
             continue
         if value.dtype == ir.DataType.BOOL:
             tried[str(value.name)] = {0, 1}
