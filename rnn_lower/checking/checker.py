@@ -71,10 +71,10 @@ def compare_models(
 
     tries = itertools.chain.from_iterable(sampled.candidates(index) for index in range(runs, runs + FURTHER_TRIES))
 
-    def is_enough() -> bool:
-        return {*unreached()} == {*selecting} and (not unproved or comparison.is_enough(models.touched))
+    def is_done() -> bool:
+        return {*unreached()} == {*selecting} and (not unproved or comparison.shows_differences(models.touched))
 
-    while not is_enough() and (feeds := next(tries, None)) is not None:
+    while not is_done() and (feeds := next(tries, None)) is not None:
         with contextlib.suppress(OriginalFails):
             compare(feeds, *models.results(feeds, agree))
     varied = is_same or bool(provided) or count == 1 or models.is_constant()

@@ -56,7 +56,7 @@ class Comparison:
             return f"{text} is the same in all runs, although the inputs differ"
         return ""
 
-    def is_enough(self, touched: set[str]) -> bool:
+    def shows_differences(self, touched: set[str]) -> bool:
         """Whether the runs show ordinary differences of these outputs: some are floats, or there are many integers."""
         counts = [count for name, count in self._labels.items() if name in touched]
         return not counts or max(counts) >= LABELS

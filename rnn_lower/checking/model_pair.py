@@ -33,12 +33,12 @@ from rnn_lower.ir.walk import (
     upstream,
     with_bodies,
 )
-from rnn_lower.lowering.node import OPERATORS, RecurrentNode
+from rnn_lower.lowering.node import INPUTS, OPERATORS, RecurrentNode
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.model_inputs import required_inputs
 from rnn_lower.proving.report import DIFFERENT, Proof
-from rnn_lower.proving.whole.thresholds import known_values
+from rnn_lower.proving.whole.thresholds import Known, known_values
 from rnn_lower.shapes.declared import can_agree, declaration
 from rnn_lower.targeting.native_refusals import refused_by_onnxruntime
 from rnn_lower.transforms.fold import dead_nodes, is_folded
@@ -61,8 +61,8 @@ NO_WEIGHTS = (ir.DataType.BOOL, ir.DataType.INT32, ir.DataType.INT64, ir.DataTyp
 SELECTING = (*DATA_MOVEMENT, "Cast", "DequantizeLinear", "GatherElements", "GatherND", "If", "Where")
 """Operators that select, move or dequantize elements."""
 
-OF_DATA = (0, 4, 5, 6)
-"""The places of X, sequence_lens and the initial states; the other inputs are weights."""
+OF_DATA = tuple(map(INPUTS.index, (*COMPUTED, "sequence_lens")))
+"""The indices of X, sequence_lens and the initial states; the other inputs are weights."""
 
 
 class OriginalFails(Exception):
@@ -235,16 +235,21 @@ class ModelPair:
             return [] if sum(node.op_type in OPERATORS for node in proof.counted) == every else live
         return live
 
-    def selects_others(self, index: int) -> bool:
-        """Whether inputs select the weights of a node among constants of which the lowered model lacks some.
+    def selects_others(self, number: int) -> bool:
+        """Whether inputs select the weights of a node, and the lowered model does not have all that they may select.
 
         A few runs need not select each of them.
         """
-        inputs = self.nodes[index].node.inputs
-        weights = [value for place, value in enumerate(inputs) if place not in OF_DATA and known_tensor(value) is None]
-        determined = known_values(self.original.model) if any(weights) else {}
-        selected = [value for value in weights if value is not None and value not in determined]
-        return not self._constants_of_lowered.issuperset(_constants_behind(selected)) if selected else False
+        inputs = self.nodes[number].node.inputs
+        weights = [value for index, value in enumerate(inputs) if index not in OF_DATA and value is not None]
+        computed = [value for value in weights if known_tensor(value) is None]
+        selected = [value for value in computed if value not in self._known]
+        return bool(selected) and not self._constants_of_lowered.issuperset(_constants_behind(selected))
+
+    @functools.cached_property
+    def _known(self) -> Known:
+        """What constants determine in the original."""
+        return known_values(self.original.model)
 
     @functools.cached_property
     def _constants_of_lowered(self) -> set[Any]:
@@ -400,19 +405,19 @@ def _is_same(node: ir.Node, other: ir.Node | None) -> bool:
     if other is None or ir.to_proto(node) != ir.to_proto(other):
         return False
     for index, pair in enumerate(zip(node.inputs, other.inputs, strict=True)):
-        one, another = map(known_tensor, pair)
-        if one is None or another is None:
-            is_known = all(value is None or value.is_graph_input() for value in pair)
-            same = one is another and (is_known or index in OF_DATA)
+        old, new = map(known_tensor, pair)
+        if old is None or new is None:
+            is_provided = all(value is None or value.is_graph_input() for value in pair)
+            same = old is new and (is_provided or index in OF_DATA)
         else:
-            same = one is another or content_key(one.numpy()) == content_key(another.numpy())
+            same = old is new or content_key(old.numpy()) == content_key(new.numpy())
         if not same:
             return False
     return True
 
 
 def _constants_behind(values: Iterable[ir.Value]) -> set[Any]:
-    """The contents of the constants of which values are elements, or are dequantized, also in branches."""
+    """The contents of the constants from which values are selected or dequantized, also in branches."""
 
     def operands(node: ir.Node, _: int) -> list[ir.Value | None]:
         results = (result for _, body in subgraphs(node) for result in body.outputs)

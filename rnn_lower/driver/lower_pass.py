@@ -279,14 +279,16 @@ def _log_conversion(requested: Options, chosen: Options) -> None:
 
 def _fix_dims(model: ir.Model, options: Options, outline: onnx.ModelProto | None) -> None:
     """Fix sizes. Raises UnsupportedError if a branch becomes invalid, with which runtimes do not load the model."""
-    branches = outline is not None and any(node.op_type == "If" for node, _ in nodes(model))
-    was_valid = outline is not None and branches and not misdeclared(outline)
-    fixed_dims.fix_dims(model, options.dims or {})
-    if outline is not None:
-        fixed_dims.fix_proto_dims(outline, options.dims or {})
-        if was_valid and (wrong := misdeclared(outline)):
-            text = "the model is invalid with these sizes, perhaps in a branch of an If that they exclude"
-            raise UnsupportedError(f"{text}: {wrong}; to remove such branches, add --fold")
+    dims = options.dims or {}
+    fixed_dims.fix_dims(model, dims)
+    if outline is None:
+        return
+    has_branches = any(node.op_type == "If" for node, _ in nodes(model))
+    was_valid = has_branches and not misdeclared(outline)
+    fixed_dims.fix_proto_dims(outline, dims)
+    if was_valid and (wrong := misdeclared(outline)):
+        text = "the model is invalid with these sizes, perhaps in a branch of an If that they exclude"
+        raise UnsupportedError(f"{text}: {wrong}; to remove such branches, add --fold")
 
 
 @one_child()

@@ -480,6 +480,20 @@ def test_frames_far_back_count_whatever_the_plan_states(dilation):
     assert not proof.ok or "only for the last" in proof.verdict
 
 
+def with_other_reset(stream: onnx.ModelProto, text: str, **numbers: int) -> onnx.ModelProto:
+    """A copy in which `reset` resets a row only where `on` is true, which these nodes compute."""
+    made = copied(stream)
+    for node in made.graph.node:
+        node.input[:] = ["some" if name == "reset" else name for name in node.input]
+    inputs = ["float[N,T,6] x", "bool[N] reset", *(f"int64 {name}" for name in numbers)]
+    graph = f"g ({', '.join(inputs)}) => (bool[N] some) {{ {text} some = And(reset, on) }}"
+    nodes = [*onnx.parser.parse_graph(graph).node, *made.graph.node]
+    del made.graph.node[:]
+    made.graph.node.extend(nodes)
+    made.graph.initializer.extend(numpy_helper.from_array(np.array(n), name) for name, n in numbers.items())
+    return made
+
+
 @pytest.mark.parametrize("rows", ["all", "later ones"])
 def test_a_reset_that_some_rows_ignore_is_found(rows):
     """If all are reset, or the first one is not."""
@@ -488,18 +502,11 @@ def test_a_reset_that_some_rows_ignore_is_found(rows):
         value.type.tensor_type.shape.dim[0].dim_value = 2
     stream = rnn_lower.stream(model, axis="T", reset=True)
     assert rnn_lower.prove_streaming(model, stream)
-    wrong = copied(stream)
-    for node in wrong.graph.node:
-        node.input[:] = ["some" if name == "reset" else name for name in node.input]
     text = {
         "all": "one = Constant<value_int = 1>() b = Gather(reset, one) every = And(a, b) on = Not(every)",
         "later ones": "on = Identity(a)",
     }[rows]
-    text = f"zero = Constant<value_int = 0>() a = Gather(reset, zero) {text}"
-    nodes = onnx.parser.parse_graph(f"g (bool[N] reset) => (bool[N] some) {{ {text} some = And(reset, on) }}").node
-    made = [*nodes, *wrong.graph.node]
-    del wrong.graph.node[:]
-    wrong.graph.node.extend(made)
+    wrong = with_other_reset(stream, f"a = Gather(reset, zero) {text}", zero=0)
     mask = np.array([rows == "all", True])
     results = [rnn_lower.StreamingSession(each) for each in (stream, wrong)]
     for session in results:
@@ -672,21 +679,12 @@ def test_a_reset_that_works_only_sometimes_is_found(where):
     model = stack_of(lstm)
     stream = rnn_lower.stream(model, axis="T", reset=True)
     assert rnn_lower.prove_streaming(model, stream)
-    wrong = copied(stream)
-    for node in wrong.graph.node:
-        node.input[:] = ["some" if name == "reset" else name for name in node.input]
     text = {
         "chunks of one frame": "t = Gather(s, one) on = Greater(t, one)",
         "batches of one row": "n = Gather(s, zero) on = Greater(n, one)",
         "later rows": "n = Gather(s, zero) all = Range(zero, n, one) on = Less(all, two)",
     }[where]
-    text = f"s = Shape(x) {text} some = And(reset, on)"
-    text = f"g (float[N,T,6] x, bool[N] reset, int64 zero, int64 one, int64 two) => (bool[N] some) {{ {text} }}"
-    nodes = [*onnx.parser.parse_graph(text).node, *wrong.graph.node]
-    del wrong.graph.node[:]
-    wrong.graph.node.extend(nodes)
-    numbers = {"zero": 0, "one": 1, "two": 2}
-    wrong.graph.initializer.extend(numpy_helper.from_array(np.array(n), name) for name, n in numbers.items())
+    wrong = with_other_reset(stream, f"s = Shape(x) {text}", zero=0, one=1, two=2)
     assert not rnn_lower.prove_streaming(model, wrong).ok
 
 

@@ -20,7 +20,7 @@ from rnn_lower.proving.model_inputs import fixed_sizes
 from rnn_lower.proving.whole.thresholds import MOST_COUNTED, check_counted, counted_numbers
 from rnn_lower.proving.whole.whole_inputs import TOGETHER
 from rnn_lower.shapes.fixed_dims import declared_shapes, free_dims
-from rnn_lower.streaming.comparison.turns import Turns
+from rnn_lower.streaming.comparison.change_points import ChangePoints
 from rnn_lower.streaming.plan import LAST, Plan, fixed_step
 from rnn_lower.streaming.session import Feeds, StreamingSession
 
@@ -76,12 +76,12 @@ class ChunkedRuns:
     """
 
     def __init__(
-        self, original: Document, streaming: Document, plan: Plan, seed: int, turns: Turns | None = None
+        self, original: Document, streaming: Document, plan: Plan, seed: int, changes: ChangePoints | None = None
     ) -> None:  # fmt: skip
         self.original, self.made, self.plan, self.seed = original, streaming, plan, seed
         self.fixed_step = fixed_step(streaming.proto, plan)
         self.step = self.fixed_step or plan.every
-        self.turns = turns or Turns()
+        self.changes = changes or ChangePoints()
         self.remembered = min(-(-plan.reach // self.step), LONGEST)
         self.chunks = self.borders = 0
         self.rows: dict[str, int] = {}
@@ -113,11 +113,11 @@ class ChunkedRuns:
         Other sizes of 1 and 2 are always tried, because a size of 1 may be repeated.
         Raises OutOfScopeError if a number is too large.
         """
-        turns, models = self.turns, (self.original.model, self.made.model)
-        of_sizes = counted_numbers(models[1], turns.known[1], turns.sizes.values)
-        old, new = (counted_numbers(*each) for each in zip(models, turns.known, strict=True))
+        changes, models = self.changes, (self.original.model, self.made.model)
+        of_sizes = counted_numbers(models[1], changes.constants[1], changes.sizes.values)
+        old, new = (counted_numbers(*each) for each in zip(models, changes.constants, strict=True))
         shared = sorted(number for number in of_sizes if number <= MOST_COUNTED)[-MOST_SHARED:]
-        numbers = {*(new - old), *shared, *turns.sizes.swept, *turns.begins}
+        numbers = {*(new - old), *shared, *changes.sizes.swept, *changes.begins}
         is_free = fixed_step(self.original.proto, self.plan) is None
         others = defaultdict[str, list[tuple[str, int]]](list)
         for name, axis, label in free_dims(declared_shapes(self.original.model)):
@@ -138,7 +138,7 @@ class ChunkedRuns:
 
     def trials_of_numbers(self) -> Iterator[Trial]:
         """Yield trials with the integers and booleans of the caller that may matter to a model."""
-        for name, numbers in self.turns.numbers.items():
+        for name, numbers in self.changes.numbers.items():
             for number in sorted(numbers):
                 steps = self.remembered + max(CHUNKS)
                 yield Trial(steps, CHUNKS[:1], mixed=0, is_long=True, numbers={name: number})

@@ -29,9 +29,9 @@ from rnn_lower.proving.model_inputs import fixed_sizes, overrides
 from rnn_lower.proving.new_faults import new_faults
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, number_of
 from rnn_lower.proving.whole.whole_model import ModelInterpreter, limits_of, shapes_of, types_of
+from rnn_lower.streaming.comparison.change_points import change_points_of
 from rnn_lower.streaming.comparison.chunked_runs import CHUNKS, LONGEST, SET_SIZES, ChunkedRuns, Trial
 from rnn_lower.streaming.comparison.floats import Rounding, difference_in_floats
-from rnn_lower.streaming.comparison.turns import turns_of
 from rnn_lower.streaming.plan import Plan, fixed_step
 from rnn_lower.streaming.rewriting import with_reach
 from rnn_lower.streaming.session import Feeds, StreamingSession
@@ -113,19 +113,19 @@ def prove_streaming(
     clips, declared = limits_of(original), shapes_of(original)
     narrow = types_of(original)
     try:
-        turns = turns_of(original, streaming, plan)
+        changes = change_points_of(original, streaming, plan)
     except OutOfScopeError as error:
         return verdict(OUT_OF_SCOPE, str(error))
     for folded in (True, False):  # constants that were computed before, such as sums of biases, are rounded
-        chunked = ChunkedRuns(original, streaming, plan, seed, turns)
+        chunked = ChunkedRuns(original, streaming, plan, seed, changes)
         try:
             difference = ""
             for point in range(points):
                 field = Field(seed * 1000 + point)
                 models = [Rounding(field, document, folded, clips, deadline) for document in (original, streaming)]
                 for model in models:
-                    model.narrow, model.of_sizes = narrow, turns.functions
-                    model.rounded = turns.determined if folded else {}
+                    model.narrow, model.of_sizes = narrow, changes.functions
+                    model.rounded = changes.known if folded else {}
                 models[1].trusted = declared
                 compare = _difference if plan.inputs else _difference_of_calls
                 if difference := compare(chunked, point, field, models) or "":
@@ -198,7 +198,8 @@ def _sampled(
     runs: ChunkedRuns, index: int, trial: Trial, field: Field, original: ModelInterpreter
 ) -> tuple[Feeds, Feeds]:  # fmt: skip
     """Random inputs of a trial and the outputs of the original. Raises NoInputsError if it does not run."""
-    listed = {value.name: value for value in runs.original.model.graph.inputs if value.name in _inputs_of(runs.made)}
+    there = {value.name for value in runs.made.proto.graph.input}
+    listed = {value.name: value for value in runs.original.model.graph.inputs if value.name in there}
     drawn = overrides(field, runs.original.model, np.random.default_rng([runs.seed, index])) if index % 2 else {}
     instead = {name: array for name, array in drawn.items() if name in listed}
     floats = {name: array for name, array in instead.items() if array.dtype == np.uint64}
@@ -212,10 +213,6 @@ def _sampled(
 
     samples = runs.samples(index, trial.steps, others=trial.others)
     return first_result(((feeds, each) for feeds in samples for each in (instead, floats)), whole, WrongError)
-
-
-def _inputs_of(document: Document) -> set[str]:
-    return {value.name for value in document.proto.graph.input}
 
 
 def _difference_of_chunks(

@@ -1,1 +1,1 @@
-"""The states of a streaming model, and the nodes that read and return them."""
+"""How a graph is rewritten for chunks: the states of nodes, and changes of nodes without one."""

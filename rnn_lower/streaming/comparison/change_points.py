@@ -16,6 +16,7 @@ from rnn_lower.ir.schemas import LOOPS
 from rnn_lower.ir.walk import constant, known_tensor, nodes, recurrent_nodes, subgraphs, upstream
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.exact.call import OutOfScopeError
+from rnn_lower.proving.exact.equations import INPUTS
 from rnn_lower.proving.model_inputs import SMALL_INTEGERS, chosen_inputs
 from rnn_lower.proving.whole.counting_states import check_counting, counting, is_smooth, parts
 from rnn_lower.proving.whole.integer_flow import IntegerFlow
@@ -36,30 +37,26 @@ from rnn_lower.streaming.plan import Plan, fixed_step
 FEW_ROWS = 64
 """The most rows of a table that need not be one of the original."""
 
-LENGTHS = 4
-"""The place of sequence_lens among the inputs of a recurrent node."""
-
 
 @dataclasses.dataclass(frozen=True)
-class Turns:
+class ChangePoints:
     """Where a streaming model may change its behaviour.
 
     sizes: what it computes from sizes.  begins: numbers with which its counters begin, as magnitudes.
-    known: what counts as constant in the original and in the streaming model.
+    constants: of the original and of the streaming model, what constants and fixed sizes determine.
     numbers: by input of integers or booleans, those that may matter to a model.
-    functions: the values of both models that are random functions of sizes.  determined: those that constants alone
-    determine.
+    functions: the values of both models that are random functions of sizes.  known: those that constants determine.
     """
 
     sizes: Sizes = NO_SIZES
     begins: Collection[int] = ()
-    known: Sequence[Known] = ({}, {})
+    constants: Sequence[Known] = ({}, {})
     numbers: Mapping[str, Collection[int]] = dataclasses.field(default_factory=dict)
     functions: Mapping[ir.Value, str] = dataclasses.field(default_factory=dict)
-    determined: Known = dataclasses.field(default_factory=dict)
+    known: Known = dataclasses.field(default_factory=dict)
 
 
-def turns_of(original: Document, streaming: Document, plan: Plan) -> Turns:
+def change_points_of(original: Document, streaming: Document, plan: Plan) -> ChangePoints:
     """Where a streaming model may change its behaviour. Raises OutOfScopeError if runs cannot show it."""
     known = [known_values(document.model) for document in (original, streaming)]
     fixed = [{**known_sizes(*pair), **pair[1]} for pair in zip((original, streaming), known, strict=True)]
@@ -70,9 +67,9 @@ def turns_of(original: Document, streaming: Document, plan: Plan) -> Turns:
     if new := sizes.relating.keys() - old.relating.keys():
         node = sizes.relating[min(new)]
         raise OutOfScopeError(f"{node.op_type} '{node.name}' computes with two integers that depend on sizes")
-    return Turns(
+    return ChangePoints(
         sizes, [*counters.values()], fixed, _numbers_to_try(original, streaming, known[1], tables),
-        functions={**old.functions, **sizes.functions}, determined={**known[0], **known[1]},
+        functions={**old.functions, **sizes.functions}, known={**known[0], **known[1]},
     )  # fmt: skip
 
 
@@ -139,7 +136,8 @@ def _numbers_to_try(
     if len(numbers) > TRIED_NUMBERS:
         raise OutOfScopeError(f"the streaming model compares integers with more than {TRIED_NUMBERS // 3} constants")
     recurrent = (node for node, _ in recurrent_nodes(original.model))
-    lengths = [value for node in recurrent for value in node.inputs[LENGTHS : LENGTHS + 1]]
+    index = INPUTS.index("sequence_lens")
+    lengths = [value for node in recurrent for value in node.inputs[index : index + 1]]
     deciding = {*upstream(lengths, lambda node, _: node.inputs)}  # sampled in other ways, as few lengths are valid
     there, tried = {value.name for value in streaming.model.graph.inputs}, dict[str, set[int]]()
     for value in chosen_inputs(original.model):
