@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from rnn_lower.checking import input_files, samples
@@ -50,21 +51,19 @@ def compare_models(
     sampled = _sampled(models, seed, is_same, on)
     unproved = models.unproved(proof)
     selecting = [index for index in unproved if models.selects_others(index)]
-    count, written = 0, ""
+    count, differing = 0, list[Feeds]()
 
     def unreached() -> list[int]:
         return [index for index in unproved if index in selecting or not node_runs.is_enough(index)]
 
     def compare(feeds: Feeds, expected: list[Any], actual: list[Any]) -> None:
-        nonlocal count, written
+        nonlocal count
         count += 1
         moved = models.moved_results(feeds) if rtol > 0 and not agree(expected, actual) else ()
         comparison.add(models.output_names, expected, actual, moved)
         if unreached():  # the evaluator may take minutes for a large model
             node_runs.observe(feeds)
-        if counterexample is not None and not written and not comparison.ok:
-            input_files.save_inputs(counterexample, feeds)
-            written = os.fspath(counterexample)
+        differing[:] = [] if comparison.ok else [*differing, feeds][:1]
 
     for index in range(runs):
         compare(*models.run(provided or sampled.candidates(index), sampled.keep, agree))
@@ -87,8 +86,16 @@ def compare_models(
         unseen=proof.changed if proof is not None and comparison.ok else (),
         proved=() if proof is None or proof.changed else proof.proved,
         runs_of_unproved=tuple(f"{models.nodes[index].describe()}: {node_runs.describe(index)}" for index in unproved),
-        counterexample=written, needs_sizes=models.needs_sizes,
+        counterexample=_saved(counterexample, differing), needs_sizes=models.needs_sizes,
     )  # fmt: skip
+
+
+def _saved(counterexample: str | os.PathLike[str] | None, differing: Sequence[Feeds]) -> str:
+    """The path to which this saved the first inputs with which the models differ, or "" if it saved none."""
+    if counterexample is None or not differing:
+        return ""
+    input_files.save_inputs(counterexample, differing[0])
+    return os.fspath(counterexample)
 
 
 def _nothing(comparison: Comparison, models: ModelPair, varied: bool) -> str:

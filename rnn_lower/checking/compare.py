@@ -42,6 +42,7 @@ class Comparison:
         self._filled: set[str] = set()
         self._varied: set[str] = set()
         self._labels: dict[str, float] = {}
+        self._small: list[tuple[str, Any, Any]] = []
 
     def nothing_compared(self, touched: set[str], varied: bool) -> str:
         """The reason why agreement would be meaningless, or nothing.
@@ -66,9 +67,12 @@ class Comparison:
     ) -> None:
         """Add one run. moved: the expected results if all inputs are rounded differently, in several ways."""
         for index, (name, wanted, result) in enumerate(zip(names, expected, actual, strict=True)):
-            new = compare(name, wanted, result, self._rtol, self._atol, self._rounding)
+            new = self._compared(name, wanted, result)
             others = [each[index] for each in moved]
-            if not new.ok and self._rounding and _is_discrete(wanted, result, others):
+            if not new.ok and self._compared(name, wanted, result, 1.0).ok:
+                self._small.append((name, wanted, result))
+                new = dataclasses.replace(new, ok=True, reason="")
+            elif not new.ok and self._rounding and _is_discrete(wanted, result, others):
                 new = dataclasses.replace(new, ok=True, reason=f"{new.reason}, possibly because of rounding")
             elif not new.ok and self._rounding and _is_amplified(wanted, result, others):
                 text = f"{new.reason}, because the model amplifies rounding, also that of its inputs"
@@ -78,15 +82,10 @@ class Comparison:
             self._labels[name] = self._labels.get(name, 0) + count
             first = self._first.setdefault(name, wanted)
             self._varied |= set() if _identical(first, wanted) or _is_uniform(first, wanted) else {name}
-            old = self._reports.get(name, new)
-            worst = old if (old.ok, -old.max_abs_error) < (new.ok, -new.max_abs_error) else new
-            self._reports[name] = dataclasses.replace(
-                worst,
-                max_abs_error=max(old.max_abs_error, new.max_abs_error),
-                max_rel_error=max(old.max_rel_error, new.max_rel_error),
-                max_ulp_error=max(old.max_ulp_error, new.max_ulp_error),
-                max_abs_value=max(old.max_abs_value, new.max_abs_value),
-            )
+            self._reports[name] = _worst(self._reports.get(name, new), new)
+
+    def _compared(self, name: str, wanted: Any, result: Any, largest: float = 0.0) -> OutputReport:
+        return compare(name, wanted, result, self._rtol, self._atol, self._rounding, largest)
 
     def agrees(self, names: Sequence[str], expected: Sequence[Any], actual: Sequence[Any]) -> bool:
         """Whether one run, which is not added, agrees."""
@@ -97,10 +96,27 @@ class Comparison:
     @property
     def ok(self) -> bool:
         """Whether all outputs agree so far."""
-        return all(report.ok for report in self._reports.values())
+        return all(report.ok for report in self.reports())
 
     def reports(self) -> tuple[OutputReport, ...]:
-        return tuple(self._reports.values())
+        """The largest differences of each output so far; a run of small numbers counts with the largest of all runs."""
+        reports = dict(self._reports)
+        for name, wanted, result in self._small:
+            largest = self._reports[name].max_abs_value
+            reports[name] = _worst(reports[name], self._compared(name, wanted, result, largest))
+        return tuple(reports.values())
+
+
+def _worst(old: OutputReport, new: OutputReport) -> OutputReport:
+    """The larger of two differences of one output, with the largest numbers of both."""
+    worst = old if (old.ok, -old.max_abs_error) < (new.ok, -new.max_abs_error) else new
+    return dataclasses.replace(
+        worst,
+        max_abs_error=max(old.max_abs_error, new.max_abs_error),
+        max_rel_error=max(old.max_rel_error, new.max_rel_error),
+        max_ulp_error=max(old.max_ulp_error, new.max_ulp_error),
+        max_abs_value=max(old.max_abs_value, new.max_abs_value),
+    )
 
 
 def _is_discrete(wanted: Any, result: Any, moved: Sequence[Any]) -> bool:
@@ -155,14 +171,14 @@ def has_content(value: Any) -> bool:
 
 
 def compare(
-    name: str, expected: Any, actual: Any, rtol: float, atol: float, rounding: bool = False
+    name: str, expected: Any, actual: Any, rtol: float, atol: float, rounding: bool = False, largest: float = 0.0
 ) -> OutputReport:  # fmt: skip
     """The comparison of one output in one run: floats within tolerance, everything else equal.
 
-    rounding: see `Comparison`.
+    rounding: see `Comparison`.  largest: of the numbers of the output in other runs.
     """
     if isinstance(expected, list) and isinstance(actual, list):  # sequences
-        parts = [compare(name, e, a, rtol, atol, rounding) for e, a in zip(expected, actual, strict=False)]
+        parts = [compare(name, e, a, rtol, atol, rounding, largest) for e, a in zip(expected, actual, strict=False)]
         same = len(expected) == len(actual) and all(part.ok for part in parts)
         worst = max((part.max_abs_error for part in parts), default=0.0)
         return OutputReport(name, (len(expected),), worst, 0.0, same, "" if same else "sequences differ")
@@ -188,7 +204,7 @@ def compare(
         difference = np.where(same_special, 0.0, np.abs(x - y))
         difference = np.where(np.isnan(difference), np.inf, difference)
         relative = np.where(difference == 0, 0.0, difference / np.maximum(np.abs(x), np.finfo(np.float32).tiny))
-        least = np.maximum(atol * _sizes(x, rounding), min(atol, SATURATED) if rounding else 0.0)
+        least = np.maximum(atol * _sizes(x, rounding, largest), min(atol, SATURATED) if rounding else 0.0)
         near = (difference <= least + rtol * np.abs(x)) & (difference < np.inf)
     within = same_special | near if rtol else same_special
     ok = bool(np.all(within))
@@ -198,19 +214,21 @@ def compare(
     return OutputReport(name, b.shape, float(difference.max()), float(relative.max()), ok, reason, ulp, largest)
 
 
-def _sizes(x: np.ndarray, rounding: bool) -> np.ndarray:
+def _sizes(x: np.ndarray, rounding: bool, largest: float) -> np.ndarray:
     """The scale of the absolute tolerance: the largest number of the row and of the index of the last axis, or 1.
 
-    Large numbers hide no difference in other units and rows. rounding: the scale is the largest number of the index of
+    Large numbers hide no difference in other units and rows. If all numbers are less than 1, the largest of all runs
+    is the least scale, because functions such as Sigmoid have a constant absolute error.
+    largest: of other runs.  rounding: the scale is the largest number of the index of
     the last axis, and at least the median of all of these, because small numbers may come from cancellation.
     """
     if not x.ndim:
-        return np.asarray(np.abs(np.where(np.isfinite(x), x, 0.0)))
+        return np.asarray(np.maximum(np.abs(np.where(np.isfinite(x), x, 0.0)), min(largest, 1.0)))
     numbers = np.where(np.isfinite(x), np.abs(x), 0.0)
     units = numbers.max(axis=tuple(range(x.ndim - 1)), keepdims=True)
     least = max(float(np.median(units)), 1.0) if rounding else 1.0
     sizes = units if rounding else np.minimum(units, numbers.max(axis=-1, keepdims=True))
-    return np.asarray(np.maximum(sizes, min(float(units.max()), least)))
+    return np.asarray(np.maximum(sizes, min(max(float(units.max()), largest), least)))
 
 
 def _both_empty(expected: np.ndarray, actual: np.ndarray) -> bool:

@@ -216,7 +216,8 @@ class ModelPair:
         Nodes in loops that were unrolled count as proved if their copies are: the outputs show whether the unrolling is
         right, even if it is out of scope for the proof.
         """
-        if proof is not None and proof.steps and _proves_nodes(proof):
+        is_rewritten = proof is not None and (proof.steps or is_folded(self.lowered.proto))  # which renames nodes
+        if proof is not None and is_rewritten and _proves_nodes(proof):
             return []
         done = Counter(() if proof is None else ((node.path, node.outputs) for node in proof.counted))
         before = {(node.path, output_names(node.node)): node.node for node in self.nodes}
@@ -229,11 +230,7 @@ class ModelPair:
             index for index, (node, key) in enumerate(zip(self.nodes, keys, strict=True))
             if node.outputs and done[key] < wanted[key]
         ]  # fmt: skip
-        live = [index for index in indices if index not in self._dead] if indices else []
-        if live and proof is not None and is_folded(self.lowered.proto):  # folding renames nodes of branches
-            every = len(self.nodes) - len(self._dead)
-            return [] if sum(node.op_type in OPERATORS for node in proof.counted) == every else live
-        return live
+        return [index for index in indices if index not in self._dead] if indices else []
 
     def selects_others(self, number: int) -> bool:
         """Whether inputs select the weights of a node, and the lowered model does not have all that they may select.

@@ -159,6 +159,8 @@ def prepared(document: Document, options: Options, keep_loops: bool = False) -> 
     if not changed:
         document.notes += notes
         return document, remaining
+    if options.dims:
+        _check_branches(rewritten.model, document.outline, rewritten.outline)
     rewritten.notes += notes
     return rewritten, dataclasses.replace(remaining, dims=None)
 
@@ -278,17 +280,26 @@ def _log_conversion(requested: Options, chosen: Options) -> None:
 
 
 def _fix_dims(model: ir.Model, options: Options, outline: onnx.ModelProto | None) -> None:
-    """Fix sizes. Raises UnsupportedError if a branch becomes invalid, with which runtimes do not load the model."""
+    """Fix sizes. Raises UnsupportedError if a branch becomes invalid."""
     dims = options.dims or {}
     fixed_dims.fix_dims(model, dims)
-    if outline is None:
-        return
+    if outline is not None:
+        before = onnx.ModelProto()
+        before.CopyFrom(outline)
+        fixed_dims.fix_proto_dims(outline, dims)
+        _check_branches(model, before, outline)
+
+
+def _check_branches(model: ir.Model, before: onnx.ModelProto, after: onnx.ModelProto) -> None:
+    """Raise UnsupportedError if fixed sizes make a branch invalid, with which runtimes do not load the model.
+
+    before, after: the outlines of the model with free and with fixed sizes.
+    """
     has_branches = any(node.op_type == "If" for node, _ in nodes(model))
-    was_valid = has_branches and not misdeclared(outline)
-    fixed_dims.fix_proto_dims(outline, dims)
-    if was_valid and (wrong := misdeclared(outline)):
+    if has_branches and (wrong := misdeclared(after)) and not misdeclared(before):
         text = "the model is invalid with these sizes, perhaps in a branch of an If that they exclude"
-        raise UnsupportedError(f"{text}: {wrong}; to remove such branches, add --fold")
+        advice = "--fold removes such a branch if these sizes alone decide the condition"
+        raise UnsupportedError(f"{text}: {wrong}; {advice}")
 
 
 @one_child()

@@ -24,6 +24,7 @@ from rnn_lower.errors import (
     UnsupportedError,
     UnsupportedOpError,
 )
+from rnn_lower.ir.schemas import version_of
 from rnn_lower.ir.walk import (
     Scope,
     count_nodes,
@@ -261,7 +262,7 @@ class Plan:
             else:
                 nodes, outputs = self._lowered(site)
             if is_new:
-                self._check_import(site, called or nodes)
+                self._check_import(site, called or nodes, bool(called))
                 self._spend(count_nodes(called or nodes))
         except UnsupportedOpError as error:
             raise self._unsupported(site, error) from None
@@ -361,18 +362,24 @@ class Plan:
             )
         return nodes, results
 
-    def _check_import(self, site: Site, emitted: Sequence[ir.Node]) -> None:
-        """A function may import another opset than its model if its operators are the same at both opsets."""
+    def _check_import(self, site: Site, emitted: Sequence[ir.Node], calls: bool) -> None:
+        """Raise UnmetRequirementError if a function imports another opset than its model, and operators differ.
+
+        Within bodies they may have other versions that mean the same; outside of them, onnx's checker refuses that.
+        calls: whether a new function computes the nodes.
+        """
         own, of_model = site.scope.opset, default_opset(self._model.opset_imports)
         if not site.scope.in_function or of_model in (None, own):
             return
-        for op_type in sorted({node.op_type for node in with_bodies(emitted)}):
-            if not same_signature(op_type, own, of_model):
-                what = (
-                    f"the function imports opset {own}, but the model imports opset {of_model}, and {op_type} "
-                    "differs between these opsets"
-                )
-                raise UnmetRequirementError(what, [Requirement(what, opsets=(of_model, of_model))])
+        differing = {
+            node.op_type for node in emitted if version_of(node.op_type, own) != version_of(node.op_type, of_model)
+        }
+        in_bodies = {node.op_type for node in with_bodies(emitted)}
+        differing |= {op_type for op_type in in_bodies if not same_signature(op_type, own, of_model)}
+        why = f"{min(differing)} differs between these opsets" if differing else "--as-function needs the same opset"
+        if differing or calls:
+            what = f"the function imports opset {own}, but the model imports opset {of_model}, and {why}"
+            raise UnmetRequirementError(what, [Requirement(what, opsets=(of_model, of_model))])
 
 
 def declared_infos(node: RecurrentNode) -> dict[ir.Value, TensorInfo]:

@@ -1,7 +1,8 @@
 """Find and delete stale files, which killed runs and replaced models leave next to an output path.
 
 Only files with names of this module's form are deleted: DEST.<16 hex digits>.data, and the hidden file that becomes
-DEST. A file is stale if neither DEST nor another model in the folder refers to it, and no live run has locked it.
+DEST. A file is stale if neither DEST nor another file of the folder or model above it refers to it, and no live run has
+locked it.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ MOST_BYTES = 1 << 31
 """The maximum size of a protobuf message."""
 
 _ODD = re.compile(r"[\\:]")
+_OWN_DATA = re.compile(r"\.[0-9a-f]{16}\.data$")
 
 Inode = tuple[int, int]
 """The identity of a file, independent of its names: device and inode number."""
@@ -164,17 +166,21 @@ def _is_locked(file: BinaryIO) -> bool:
 
 
 def _unmentioned(candidates: list[Path], own: Collection[Path]) -> list[Path]:
-    """The files that no link and no other model of the folder refers to; none if the search would be too long."""
+    """The files that no link, no other file of the folder, whatever its name, and no model above it refers to.
+
+    None if the search would be too long.
+    """
     if not candidates:
         return []
-    folder = candidates[0].parent
-    neighbours = [Path(entry.path) for entry in os.scandir(folder) if Path(entry.path) not in own]
+    folder, data = candidates[0].parent, {*candidates}
+    neighbours = [Path(entry.path) for entry in os.scandir(folder) if Path(entry.path) not in data.union(own)]
     links = {os.path.realpath(neighbour) for neighbour in neighbours if neighbour.is_symlink()}
-    models = [neighbour for neighbour in neighbours if neighbour not in candidates and _may_be_model(neighbour)]
-    if sum(model.stat().st_size for model in models) > SEARCHED:
+    sizes = {path: path.stat().st_size for path in neighbours if path.is_file() and not _OWN_DATA.search(path.name)}
+    searched = [path for path, size in sizes.items() if size < MOST_BYTES]
+    if sum(sizes[path] for path in searched) > SEARCHED:
         logger.warning(
             (
-                "kept %s, which may no longer be needed, because the other models in %s are too large to "
+                "kept %s, which may no longer be needed, because the other files in %s are too large to "
                 "search for references to it"
             ),
             candidates[0],
@@ -182,11 +188,19 @@ def _unmentioned(candidates: list[Path], own: Collection[Path]) -> list[Path]:
         )
         return []
     try:
-        contents = [model.read_bytes() for model in models]
+        return [
+            path for path in candidates if os.path.realpath(path) not in links and not _is_named(path, searched, own)
+        ]
     except OSError:  # a file that cannot be read may refer to any other
         return []
-    unlinked = (path for path in candidates if os.path.realpath(path) not in links)
-    return [path for path in unlinked if not any(name in content for content in contents for name in _spelled(path))]
+
+
+def _is_named(path: Path, searched: Collection[Path], own: Collection[Path]) -> bool:
+    """Whether one of the searched files, or a model above its folder, refers to a data file."""
+    if any(_mentions(other, name) for other in searched for name in _spelled(path)):
+        return True
+    absolute, here = Path(os.path.realpath(path)), {os.path.realpath(each) for each in own}
+    return any(os.path.realpath(model) not in here for model in owners(absolute))
 
 
 def _spelled(path: Path) -> set[bytes]:

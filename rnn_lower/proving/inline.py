@@ -46,7 +46,10 @@ def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.
         del function.value_info[:]
         function.value_info.extend(text[function.domain, function.name])
     prefixes = tuple(f"{domain}::{name}/" for domain, name in names)  # with which onnx_ir declares values of functions
-    protobuf.remove_if(result.graph.value_info, lambda info: str(info.name).startswith(prefixes))
+    computed = {name for node in after.graph.node for name in node.output}
+    protobuf.remove_if(
+        result.graph.value_info, lambda info: info.name.startswith(prefixes) and info.name not in computed
+    )
     domains = {domain for domain, _ in names}
     for holder in (result, *result.functions):
         protobuf.remove_if(holder.opset_import, lambda entry: entry.domain in domains)

@@ -127,7 +127,8 @@ def rewritten(
         steps.append(Step(UNROLLING if UNROLLING in plan else FOLDING, result, folded))
         result = folded
     opset = opset_of(lowered.proto)
-    if opset not in (None, opset_of(result.proto)):
+    was_mixed = _opsets(lowered) == {opset} and len(_opsets(result)) > 1
+    if opset is not None and (was_mixed or opset != opset_of(result.proto)):
         result = converted(result, opset)
     if lines := _legalized(lowered)[len(_legalized(source)) :]:
         legal = result.copied()
@@ -139,6 +140,11 @@ def rewritten(
         steps.append(Step(LEGALIZATION, result, legal))
         result = legal
     return result, [step for step in steps if not _is_same(step)]
+
+
+def _opsets(document: Document) -> set[int | None]:
+    """The opsets that a model and its functions import."""
+    return {opset_of(document.proto), *map(opset_of, document.proto.functions)} - {None}
 
 
 def _is_same(step: Step) -> bool:

@@ -214,6 +214,7 @@ def _strict_inference(proto: onnx.ModelProto) -> bytes:
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     _replace_layouts(copy)
+    _show_to_bodies(copy.graph, {})
     for node in (node for holder in protobuf.holders(copy) for node in holder.node):
         if node.op_type == "MeanVarianceNormalization" and node.domain in DEFAULT_DOMAINS:
             node.op_type = "Identity"  # of the same type and shape; onnx's own function of it is invalid

@@ -985,8 +985,8 @@ def looped_length(model: Model) -> None:
 def bad_wishes() -> Iterator[Bad]:
     newest = f"is unknown; the installed onnx supports opsets 1 to {NEWEST}"
     yield Bad("form unknown", requested("--form", "spiral"), "argument --form: invalid choice: 'spiral'", "--form")
-    yield Bad("function of another opset", changed(older_function, place="function", opset=17), "the function imports opset 12, but the model imports opset 17, and Split differs between these opsets; add --opset 17")
-    yield Bad("function of another opset, as a function", changed(older_function, "--as-function", place="function", opset=17), "LSTM 'node' in function local.Recurrent: the function imports opset 12, but the model imports opset 17, and Split differs between these opsets; add --opset 17")
+    yield Bad("function of another opset", changed(older_function, place="function", opset=17), "the function imports opset 12, but the model imports opset 17, and Concat differs between these opsets; add --opset 17")
+    yield Bad("function of another opset, as a function", changed(older_function, "--as-function", place="function", opset=17), "LSTM 'node' in function local.Recurrent: the function imports opset 12, but the model imports opset 17, and Concat differs between these opsets; add --opset 17")
     yield Bad("form scan at opset 8", requested("--form", "scan", opset=8), "form scan needs opset 9 or newer, but the model has opset 8; use --form loop or --form unroll, or add --opset 17")
     yield Bad("unroll without a length", requested("--form", "unroll", dynamic=True), "form unroll needs a known sequence length, but the sequence length of this node is 'T'; use --form scan or --form loop, or add --dim T=16")
     yield Bad("unroll without a length for OpenCV", requested("--target", "opencv", dynamic=True), "form unroll needs a known sequence length, but the sequence length of this node is 'T'")

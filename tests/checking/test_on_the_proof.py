@@ -117,6 +117,33 @@ def test_nodes_in_branches_that_are_folded_away_are_found_again():
     assert report.runs_of_unproved == (), "each node is proved"
 
 
+def test_copies_of_an_unrolled_node_count_for_no_other_node():
+    """The node of a branch that no sample reaches is out of scope, and has other weights."""
+    weights = {"W": (1, 9, 3), "R": (1, 9, 3), "W2": (1, 9, 3), "R2": (1, 9, 3)}
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[4,2,3] X) => (float[4,2,3] Z)
+        <int64 trips = {2}, bool yes = {1}, int64[1] one = {1}, float limit = {1e9}> {
+        L = Loop (trips, yes, X) <body = body (int64 i, bool c, float[4,2,3] s) => (bool d, float[4,2,3] u) {
+            Y = GRU <hidden_size = 3> (s, W, R) u = Squeeze (Y, one) d = Identity (c) }>
+        most = ReduceMax <keepdims = 0> (X) is_large = Greater (most, limit)
+        Z = If (is_large) <then_branch = t () => (float[4,2,3] a) { Y2 = GRU <hidden_size = 3> (L, W2, R2) a = Squeeze (Y2, one) },
+                           else_branch = e () => (float[4,2,3] b) { b = Identity (L) }> }""")
+    rng = np.random.default_rng(0)
+    model.graph.initializer.extend(
+        numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name) for name, shape in weights.items()
+    )
+    lowered = rnn_lower.lower(model, fold=True, loops=True, form="scan")
+    assert rnn_lower.prove(model, lowered)
+    branch = next(node for node in lowered.graph.node if node.op_type == "If").attribute[0].g
+    index, scan = next((k, node) for k, node in enumerate(branch.node) if node.op_type == "Scan")
+    floor = helper.make_node("Floor", [scan.input[-1]], ["floor"])
+    floor.metadata_props.extend(scan.metadata_props)
+    scan.input[-1] = "floor"
+    branch.node.insert(index, floor)
+    report = rnn_lower.check(model, lowered)
+    assert not report.ok
+    assert report.verdict.startswith("NOTHING COMPARED")
+
+
 def test_what_is_not_proved_has_to_run_three_steps():
     """Rows of one length say nothing of lengths."""
     model, feeds = build(Case("GRU", 17, T=5, N=2, optional=("sequence_lens",), lengths_as="input"))
@@ -235,6 +262,23 @@ def test_a_saturated_function_may_be_zero_on_a_runtime():
     assert compare("Y", wanted, found, 1e-3, 1e-5, rounding=True).ok
     assert not compare("Y", wanted, found, 1e-3, 1e-5).ok
     assert not compare("Y", wanted, found + np.float32(1e-6), 1e-3, 1e-5, rounding=True).ok
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_run_of_small_numbers_is_held_against_the_largest_of_all_runs(order):
+    """As of a voice detector that hears nothing, on a runtime whose Sigmoid has an absolute error."""
+    runs = [(np.float32([[7e-12]]), np.float32([[6e-8]])), (np.float32([[0.65]]), np.float32([[0.65]]))]
+    comparison = Comparison(1e-3, 1e-5)
+    comparison.add(["Y"], *([value] for value in runs[0]))
+    assert not comparison.ok
+    comparison = Comparison(1e-3, 1e-5)
+    for index in order:
+        comparison.add(["Y"], *([value] for value in runs[index]))
+    assert comparison.ok
+    (report,) = comparison.reports()
+    assert report.max_abs_error == pytest.approx(6e-8, rel=0.01)
+    comparison.add(["Y"], [runs[0][0]], [np.float32([[1e-4]])])
+    assert not comparison.ok
 
 
 def pair_of_nodes(shown: str) -> tuple[onnx.ModelProto, onnx.ModelProto]:

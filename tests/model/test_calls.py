@@ -193,6 +193,25 @@ def test_converted_on_the_way(tmp_path, capsys):
     assert {entry.version for entry in lowered.functions[0].opset_import} == {17}
 
 
+@pytest.mark.parametrize(("own", "of_model"), [(14, 17), (17, 14), (12, 17), (17, 18)])
+def test_a_function_that_imports_another_opset(own, of_model, tmp_path, capsys):
+    """The lowered model is valid and proved, or --opset makes it so; onnx's checker looks only outside of bodies."""
+    model, _ = build(Case("LSTM", own, place="function", dynamic=True))
+    for entry in model.opset_import:
+        entry.version = of_model if entry.domain == "" else entry.version
+    source, path = tmp_path / "in.onnx", tmp_path / "out.onnx"
+    onnx.save(model, source)
+    command = ["lower", str(source), "-o", str(path), "--prove"]
+    wanted = cli.DONE if (own, of_model) == (17, 18) else cli.BAD
+    assert cli.main(command) == wanted
+    assert (f"; add --opset {of_model}" in capsys.readouterr().err) == (wanted == cli.BAD)
+    assert cli.main([*command, "--as-function"]) == cli.BAD
+    assert f"; add --opset {of_model}" in capsys.readouterr().err
+    for more in ([], ["--as-function"]):
+        assert cli.main([*command, "--opset", str(of_model), *more]) == cli.DONE, capsys.readouterr()
+        onnx.checker.check_model(path, full_check=True)
+
+
 def test_report_draws_what_is_called():
     model, _ = build(Case("GRU"))
     report = rnn_lower.report(model, as_function=True, form="scan", runs=1)

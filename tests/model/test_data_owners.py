@@ -16,6 +16,7 @@ from paths import ROOT
 
 import rnn_lower
 from rnn_lower import cli
+from rnn_lower.modelio import stale_files
 
 CASE = Case("GRU", 17, H=16, I=16, optional=("B",))
 
@@ -200,18 +201,32 @@ def test_links_in_circles_beside_stale_data(tmp_path):
     assert len(list(tmp_path.glob("m.onnx.*.data"))) == 1
 
 
+@pytest.mark.parametrize("user", ["sub/m.onnx.bak", "sub/m.v1", "main.onnx"])
+def test_data_that_a_backup_or_a_model_above_needs_stays(user, tmp_path):
+    out, source = tmp_path / "sub" / "m.onnx", saved(tmp_path / "a.onnx", "a.data")
+    out.parent.mkdir()
+    assert lower(source, out) == 0
+    (data,) = out.parent.glob("m.onnx.*.data")
+    pointing(out, tmp_path / user, os.path.relpath(data, (tmp_path / user).parent))
+    assert lower(source, out) == 0
+    assert data.exists()
+    (tmp_path / user).unlink()
+    assert lower(source, out) == 0
+    assert not data.exists()
+
+
 def test_a_neighbour_that_cannot_be_read_may_need_the_data(tmp_path, monkeypatch):
     source = saved(tmp_path / "m.onnx", "w.data")
     assert lower(source, source) == 0
     secret = tmp_path / "secret.onnx"
     secret.write_bytes(b"")
-    read = Path.read_bytes
+    search = stale_files._mentions
 
-    def refuse(path):
+    def refuse(path, name):
         if path == secret:
             raise PermissionError(13, "Permission denied", str(path))
-        return read(path)
+        return search(path, name)
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(stale_files, "_mentions", refuse)
     assert lower(source, source) == 0
     assert len(list(tmp_path.glob("m.onnx.*.data"))) == 2

@@ -292,17 +292,34 @@ def test_outputs_of_converted_nodes_have_verified_sizes(opset, through, tmp_path
     assert rnn_lower.prove(model, lowered)
 
 
-def test_a_branch_that_a_size_makes_invalid_must_be_folded():
-    """As scripted code has: if there is one row, its axis is dropped."""
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[T,N,3] x) => (float[r0,r1,r2] z)
-        <int64 place = {1}, int64[1] first = {1}> {
-        y4 = GRU <hidden_size = 4> (x, W, R) y = Squeeze (y4, first) shape = Shape (y) n = Gather (shape, place)
-        one = Equal (n, place)
-        z = If (one) <then_branch = t () => (float[a,1,4] a) { k = Constant <value_ints = [1]> () b = Squeeze (y, k) a = Unsqueeze (b, k) },
-                      else_branch = e () => (float[c,d,4] c) { c = Identity (y) }> }""")
-    model.graph.initializer.extend([tensor("W", 1, 12, 3), tensor("R", 1, 12, 4)])
-    with pytest.raises(rnn_lower.UnsupportedError, match=r"with these sizes.*add fold$"):
+@pytest.mark.parametrize("axes", ["k", "place"])
+def test_a_branch_that_a_size_makes_invalid_must_be_folded(axes):
+    """As scripted code has: if there is one row, its axis is dropped. The axes also come from the main graph."""
+    model = one_row(axes)
+    with pytest.raises(rnn_lower.UnsupportedError, match=r"with these sizes.*; fold removes such"):
         rnn_lower.lower(model, dims={"T": 5, "N": 2})
     lowered = rnn_lower.lower(model, dims={"T": 5, "N": 2}, fold=True)
     x = np.random.default_rng(0).standard_normal((5, 2, 3)).astype(np.float32)
     close(run_onnxruntime(lowered, {"x": x}), run_onnxruntime(model, {"x": x}))
+    assert rnn_lower.prove(model, lowered)
+
+
+def test_a_branch_that_folding_leaves_and_a_size_makes_invalid_is_refused():
+    model = one_row("place")
+    next(node for node in model.graph.node if node.output[0] == "n").input[1] = "zero"  # the number of steps
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0]), "zero"))
+    for fold in (False, True):
+        with pytest.raises(rnn_lower.UnsupportedError, match="with these sizes"):
+            rnn_lower.lower(model, dims={"N": 2}, fold=fold)
+
+
+def one_row(axes: str) -> onnx.ModelProto:
+    """A GRU, behind which an If squeezes the axis of the batch and adds it again, if there is one row."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[T,N,3] x) => (float[r0,r1,r2] z)
+        <int64[1] place = {{1}}, int64[1] first = {{1}}> {{
+        y4 = GRU <hidden_size = 4> (x, W, R) y = Squeeze (y4, first) shape = Shape (y) n = Gather (shape, place)
+        one = Equal (n, place)
+        z = If (one) <then_branch = t () => (float[a,1,4] a) {{ k = Constant <value_ints = [1]> () b = Squeeze (y, {axes})
+                          a = Unsqueeze (b, place) }}, else_branch = e () => (float[c,d,4] c) {{ c = Identity (y) }}> }}""")
+    model.graph.initializer.extend([tensor("W", 1, 12, 3), tensor("R", 1, 12, 4)])
+    return model

@@ -419,6 +419,24 @@ def test_a_function_is_one_that_lowering_makes(change):
     assert not rnn_lower.prove(model, lowered).ok
 
 
+@pytest.mark.parametrize("name", ["rnn_lower::GRU_scan/X_W", "X_W"])
+def test_a_false_size_of_a_value_that_is_named_like_one_of_a_function(name):
+    both, other = build(Case("GRU", 17, dynamic=True))[0], build(Case("GRU", 17, dynamic=True, seed=1))[0]
+    (node,) = other.graph.node
+    node.name, node.output[:] = "other", ["Z"]
+    both.graph.node.append(node)
+    both.graph.output.append(helper.make_tensor_value_info("Z", 1, None))
+    lowered = rnn_lower.lower(both, select=lambda node: node.name != "other", as_function=True)
+    lowered = rnn_lower.lower(lowered)
+    product = next(node.output[0] for node in lowered.graph.node if node.op_type == "MatMul")
+    for node in lowered.graph.node:
+        for ends in (node.input, node.output):
+            ends[:] = [name if each == product else each for each in ends]
+    assert rnn_lower.prove(both, lowered).ok
+    lowered.graph.value_info.append(helper.make_tensor_value_info(name, 1, [None, 7, None]))
+    assert not rnn_lower.prove(both, lowered).ok
+
+
 def tiled(lowered: onnx.ModelProto) -> None:
     """Repeat an output once along its first axis; numpy also accepts fewer repeats than axes, ONNX does not."""
     producer = next(node for node in lowered.graph.node if "Y" in node.output)
