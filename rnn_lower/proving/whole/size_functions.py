@@ -23,7 +23,7 @@ from rnn_lower.options import OP_TYPES
 from rnn_lower.proving.exact.call import attributes_key
 from rnn_lower.proving.whole.counting_states import least_large
 from rnn_lower.proving.whole.thresholds import FEW, WIDE, Known
-from rnn_lower.proving.whole.whole_evaluator import COMPARISONS, digest
+from rnn_lower.proving.whole.whole_evaluator import COMPARE, COMPARISONS, digest
 
 FILLING = ("ConstantOfShape", "Expand", "Tile")
 """Operators that repeat elements of a constant as often as sizes say."""
@@ -45,12 +45,14 @@ class Sizes:
     swept: numbers of steps after which counters have passed all numbers that they are compared with, if these are
     added to others, or, in chunks of one length, more than a few.
     relating: the nodes whose integers may change at numbers that are no constants, by what they compute from sizes.
+    quotients: sizes at which quotients of sizes reach constants.
     """
 
     values: Set[ir.Value | None]
     functions: Mapping[ir.Value, str]
     swept: Set[int] = frozenset()
     relating: Mapping[str, ir.Node] = dataclasses.field(default_factory=dict)
+    quotients: Set[int] = frozenset()
 
 
 NO_SIZES = Sizes(frozenset(), {})
@@ -92,13 +94,14 @@ def _integer_states(document: Document, known: Known) -> Iterator[tuple[ir.Value
 class Growth(NamedTuple):
     """How a value grows with a size or counter: how fast at least and at most, and the numbers added on the way.
 
-    constant: the largest constant among its elements.
+    constant: the largest constant among its elements.  divisor: the product of the numbers that divided it.
     """
 
     least: float = 1
     most: float = 1
     added: float = 0
     constant: float = 0
+    divisor: float = 1
 
 
 def _sizes_from(
@@ -108,7 +111,7 @@ def _sizes_from(
     ends, counting = (WITH_STATES, ("Range",)) if streams else ((), ())
     sizes, plain, filled, swept_by = (set[ir.Value | None](each) for each in (counters, counters, (), sweeping))
     functions, swept, growths = dict[ir.Value, str](), set[int](), dict[ir.Value | None, Growth]()
-    relating, keys = dict[str, ir.Node](), {value: str(value.name) for value in counters}
+    quotients, relating, keys = set[int](), dict[str, ir.Node](), {value: str(value.name) for value in counters}
     for node, _ in nodes(document.model):
         read = () if node.op_type in MEASURING else node.inputs
         computed = {v for v in read if v is not None and v not in known and known_tensor(v) is None}
@@ -121,7 +124,9 @@ def _sizes_from(
         arrays = [None if value in computed else known.get(value, constant(value)) for value in node.inputs]
         of = [keys.get(value) for value in (node.inputs if read else ()) if value in computed]
         keys.update(dict.fromkeys(node.outputs, digest(f"{node.op_type} {attributes_key(node)} {of}", arrays)))
-        growth = _growth(node, [growths.get(value, Growth()) for value in computed], arrays)
+        read_growths = [growths.get(value, Growth()) for value in computed]
+        growth = _growth(node, read_growths, arrays)
+        quotients |= _quotients(node, max((each.divisor for each in read_growths), default=1), arrays)
         growths.update(dict.fromkeys(node.outputs, growth))
         passed = math.ceil(min(growth.added, sys.maxsize) / growth.least)
         from_plain = plain >= computed or node.op_type in counting
@@ -137,7 +142,7 @@ def _sizes_from(
             swept.add(passed)
         elif _is_filled(node, computed, filled):
             filled.update(node.outputs)
-        elif _relates(node, computed, dtype):
+        elif _relates(node, computed, [None if node.inputs[0] is None else document.dtype_of(node.inputs[0]), dtype]):
             relating[keys[node.outputs[0]]] = node
         elif node.op_type not in DATA_MOVEMENT:
             key = digest(f"{node.op_type} {attributes_key(node)}", arrays)
@@ -151,13 +156,25 @@ def _sizes_from(
     )  # fmt: skip
     for value in [*kept]:
         del functions[value]
-    return Sizes(sizes, functions, swept, relating)
+    return Sizes(sizes, functions, swept, relating, quotients)
 
 
-def _relates(node: ir.Node, computed: Collection[ir.Value], dtype: ir.DataType | None) -> bool:
-    """Whether a node computes an integer of several integers from sizes, other than their product."""
-    is_whole = dtype is not None and dtype.is_integer()
-    return is_whole and node.op_type in RELATING and sum(value in computed for value in node.inputs) > 1
+def _quotients(node: ir.Node, divisor: float, arrays: Sequence[np.ndarray | None]) -> set[int]:
+    """The size at which a quotient reaches the constants that a node divides it by or compares it with."""
+    number = max(map(_largest, arrays), default=0)
+    reads = node.op_type in ("Add", "Div", "Sub", *COMPARE) and divisor > 1 and number > 0
+    return {math.ceil(min(divisor * number, sys.maxsize))} if reads else set()
+
+
+def _relates(node: ir.Node, computed: Collection[ir.Value], types: Sequence[ir.DataType | None]) -> bool:
+    """Whether a node computes an integer of several integers from sizes, other than their product, or a narrower one.
+
+    types: of its first operand and of its result.
+    """
+    if types[1] is None or not types[1].is_integer():
+        return False
+    narrows = node.op_type == "Cast" and types[1] not in WIDE and types[0] not in (types[1], ir.DataType.BOOL)
+    return narrows or (node.op_type in RELATING and sum(value in computed for value in node.inputs) > 1)
 
 
 def _growth(node: ir.Node, growths: Sequence[Growth], arrays: Sequence[np.ndarray | None]) -> Growth:
@@ -165,19 +182,21 @@ def _growth(node: ir.Node, growths: Sequence[Growth], arrays: Sequence[np.ndarra
     least, most, number = 1.0, max((each.most for each in growths), default=1), sum(map(_largest, arrays))
     if len(growths) == 1:  # the difference of two values may grow as slowly as by one
         least = growths[0].least
+    divisor = max((each.divisor for each in growths), default=1)
+    divisor *= max(1.0, number) if node.op_type == "Div" else 1
     if node.op_type in DATA_MOVEMENT:  # of other operands than those of a Concat, only the first one is data
         numbers = [_largest(array) for array in (arrays if node.op_type == "Concat" else arrays[:1])]
         largest = max([*numbers, *(each.constant for each in growths)], default=0)
-        return Growth(least, most, max((each.added for each in growths), default=0), largest)
+        return Growth(least, most, max((each.added for each in growths), default=0), largest, divisor)
     if node.op_type == "Mul":
         factors = [np.abs(array.astype(np.float64)) for array in arrays if array is not None and array.size]
         times = math.prod(max(1.0, float(array.max())) for array in factors)
         added = math.prod(1 + each.added + each.constant for each in growths) * times
         least = math.prod([*(each.least for each in growths), *(max(1, int(array.min())) for array in factors)])
-        return Growth(least, math.prod(each.most for each in growths) * times, added)
+        return Growth(least, math.prod(each.most for each in growths) * times, added, divisor=divisor)
     compares = node.op_type in COMPARISONS and any(array is not None for array in arrays)
     added = number + sum(each.added + (0 if compares else each.constant) for each in growths)
-    return Growth(least, sum(each.most for each in growths) if len(growths) > 1 else most, added)
+    return Growth(least, sum(each.most for each in growths) if len(growths) > 1 else most, added, divisor=divisor)
 
 
 def _largest(array: np.ndarray | None) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, LOOPS
-from rnn_lower.ir.traits import MEASURING
+from rnn_lower.ir.traits import DATA_MOVEMENT, MEASURING
 from rnn_lower.ir.walk import Scope, constant, nodes, subgraphs, upstream
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.exact.call import OutOfScopeError, cast_type
@@ -28,6 +28,9 @@ SHAPES = ("Concat", "ConstantOfShape", "Expand", "Reshape", "Split", "Squeeze", 
 TABLES = ("Gather", "GatherElements", "GatherND")
 """Operators that look up rows of their first input by index."""
 
+SELECTING = (*TABLES, "Slice", "Split")
+"""Operators that select rows of their first input, at most as many as it has."""
+
 POSITIONS = (*TABLES, "Scatter", "ScatterElements", "ScatterND", "Slice")
 """Operators that select or replace elements at the positions that all but their first input give."""
 
@@ -44,7 +47,7 @@ WIDE = (*WIDE_INTEGERS, ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """The types that represent every number of a step; others wrap around or round."""
 
 FEW = 4
-"""The most elements of a constant that counts as numbers; larger ones are tables."""
+"""The most different elements of a constant that counts as numbers; others are tables, except in comparisons."""
 
 MOST_COUNTED = 2000
 """The largest constant beyond which sizes are tried. A graph may change its behaviour at any integer that an operator
@@ -61,36 +64,44 @@ Known = Mapping[ir.Value | None, np.ndarray]
 def compared_numbers(comparisons: Iterable[ir.Node], known: Known) -> Iterator[int]:
     """Yield the constants that comparisons read, and their neighbours. known: what constants alone determine."""
     for array in (known.get(value, constant(value)) for node in comparisons for value in node.inputs):
-        if array is not None and array.size <= FEW:
-            numbers = np.ravel(array) if array.dtype.kind in "iuf" else ()
-            yield from (int(n) + more for n in numbers if np.isfinite(n) and abs(int(n)) < 2**62 for more in (-1, 0, 1))
+        different = () if array is None or array.dtype.kind not in "iuf" else np.unique(array)
+        numbers = [int(n) for n in different if np.isfinite(n) and abs(int(n)) < 2**62]
+        yield from (n + more for n in numbers for more in (-1, 0, 1))
 
 
-def _counted(node: ir.Node, scope: Scope, known: Known) -> Iterator[int]:
-    """Yield constants that a node compares with, counts with or slices at, except for columns in loop bodies."""
+def _counted(node: ir.Node, scope: Scope, known: Known, whole: bool) -> Iterator[int]:
+    """Yield constants that a node compares with, counts with or slices at, except for columns in loop bodies.
+
+    whole: whether tables count, too: all numbers of a comparison, otherwise the least and the largest one.
+    """
     arrays = [known.get(value, constant(value)) for value in node.inputs]
     if node.op_type in TABLES and scope.outer is not None and arrays and arrays[0] is not None:
         yield from arrays[0].shape  # a step may look up its position in a table of this size
     axes = arrays[3] if node.op_type == "Slice" and len(arrays) > 3 else None
     for index, array in enumerate(arrays):
         kinds = "" if node.op_type in SHAPES else "iuf" if node.op_type in COMPARE else "iu"
-        if array is None or array.size > FEW or array.dtype.kind not in kinds:
+        if array is None or array.dtype.kind not in kinds:
             continue
         if axes is not None and scope.outer is not None and index in (1, 2):
             array = array[np.ravel(axes)[: array.size] == 0]
-        yield from _numbers(array)
+        different = np.unique(array)
+        if different.size <= FEW or (whole and node.op_type in COMPARISONS):
+            yield from _numbers(different)
+        elif whole:
+            yield from _numbers(different[[0, -1]])
 
 
 def counted_numbers(
-    model: ir.Model, known: Known | None = None, of: Set[ir.Value | None] | None = None
+    model: ir.Model, known: Known | None = None, of: Set[ir.Value | None] | None = None, whole: bool = False
 ) -> Counter[int]:  # fmt: skip
     """The constants that a node compares with or a loop counts to, and how often.
 
     known: values that count as constants, otherwise what constants determine.  of: only nodes of these values.
+    whole: whether tables count, too.
     """
     known = known_values(model) if known is None else known
     wanted = ((node, scope) for node, scope in nodes(model) if of is None or not of.isdisjoint(node.outputs))
-    return Counter(number for node, scope in wanted for number in _counted(node, scope, known))
+    return Counter(number for node, scope in wanted for number in _counted(node, scope, known, whole))
 
 
 def check_counted(numbers: Iterable[int]) -> None:
@@ -225,12 +236,28 @@ def _sum_of_numbers(read: list[ir.Value | None], known: Known, seen: set[ir.Valu
         if array is not None:
             total += max(map(abs, _numbers(array)), default=0)
         elif value is not None and value not in seen and (node := value.producer()) is not None:
-            is_table = node.op_type in TABLES and known.get(node.inputs[0], constant(node.inputs[0])) is not None
-            if node.op_type not in OF_SIZES or is_table:  # no size that is tried need reach each row
+            if node.op_type not in OF_SIZES or _is_limited(node, known):  # no size that is tried need reach the limit
                 raise OutOfScopeError(f"{node.op_type} '{node.name}' computes what a loop adds to the number of a step")
             seen.add(value)
             read += () if node.op_type in MEASURING else node.inputs
     return total
+
+
+def _is_limited(node: ir.Node, known: Known) -> bool:
+    """Whether a node has a limit that is none of a few numbers: it narrows integers, or reads or measures a table."""
+    if node.op_type == "Cast":
+        return cast_type(node.attributes["to"].value) not in (*WIDE, ir.DataType.BOOL)
+    if node.op_type in MEASURING:
+        moved = upstream(node.inputs[:1], lambda maker, _: maker.inputs[:1] if maker.op_type in DATA_MOVEMENT else ())
+        makers = [maker for value in moved if value not in known and (maker := value.producer()) is not None]
+        return any(maker.op_type in SELECTING and _is_known(maker.inputs[0], known) for maker in makers)
+    different = (known.get(value, constant(value)) for value in node.inputs)
+    is_table = any(array is not None and np.unique(array).size > FEW for array in different)
+    return is_table or (node.op_type in SELECTING and _is_known(node.inputs[0], known))
+
+
+def _is_known(value: ir.Value | None, known: Known) -> bool:
+    return known.get(value, constant(value)) is not None
 
 
 def _numbers(array: np.ndarray) -> list[int]:

@@ -66,7 +66,8 @@ def change_points_of(original: Document, streaming: Document, plan: Plan) -> Cha
     old = sizes_in(original, known[0], ())
     if new := sizes.relating.keys() - old.relating.keys():
         node = sizes.relating[min(new)]
-        raise OutOfScopeError(f"{node.op_type} '{node.name}' computes with two integers that depend on sizes")
+        raise OutOfScopeError(f"{node.op_type} '{node.name}' computes an integer that may change at any size")
+    sizes = dataclasses.replace(sizes, quotients=sizes.quotients - old.quotients)
     return ChangePoints(
         sizes, [*counters.values()], fixed, _numbers_to_try(original, streaming, known[1], tables),
         functions={**old.functions, **sizes.functions}, known={**known[0], **known[1]},

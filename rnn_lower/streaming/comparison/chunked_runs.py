@@ -114,10 +114,10 @@ class ChunkedRuns:
         Raises OutOfScopeError if a number is too large.
         """
         changes, models = self.changes, (self.original.model, self.made.model)
-        of_sizes = counted_numbers(models[1], changes.constants[1], changes.sizes.values)
+        of_sizes = counted_numbers(models[1], changes.constants[1], changes.sizes.values, whole=True)
         old, new = (counted_numbers(*each) for each in zip(models, changes.constants, strict=True))
         shared = sorted(number for number in of_sizes if number <= MOST_COUNTED)[-MOST_SHARED:]
-        numbers = {*(new - old), *shared, *changes.sizes.swept, *changes.begins}
+        numbers = {*(new - old), *shared, *changes.sizes.swept, *changes.sizes.quotients, *changes.begins}
         is_free = fixed_step(self.original.proto, self.plan) is None
         others = defaultdict[str, list[tuple[str, int]]](list)
         for name, axis, label in free_dims(declared_shapes(self.original.model)):
