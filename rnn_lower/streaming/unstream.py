@@ -263,7 +263,7 @@ def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) ->
         "Scan", [*(state.input for state in plan.states), *(str(chunk.name) for chunk in chunks if chunk)],
         [*(last[name] for name in fed), *stacked.values()],
         name=names.unique("whole/scan"), body=body, num_scan_inputs=len(chunks),
-        scan_input_axes=list(plan.inputs.values()), scan_output_axes=axes,
+        scan_input_axes=list(plan.inputs.values()), **({"scan_output_axes": axes} if axes else {}),
     ))  # fmt: skip
     for name, axis in plan.outputs.items():
         chunked = ir.Value(name=stacked[name])

@@ -21,7 +21,7 @@ from rnn_lower.tune.scan_step import (
     product_per_activation,
     weights_in_body,
 )
-from rnn_lower.tune.transposed_weights import transpose_before_squeeze
+from rnn_lower.tune.transposed_weights import separate_dequantized, transpose_before_squeeze
 
 Rewrite: TypeAlias = Callable[[GraphBuilder, Sequence[ir.Node]], dict[ir.Value, ir.Value]]
 """Rewrites the nodes of a builder; returns the new value for each replaced value."""
@@ -34,6 +34,7 @@ REWRITES: Mapping[str, Rewrite | None] = {
     "name_batch": name_batch,
     "guard_empty_scan": guard_empty_scan,
     "transpose_before_squeeze": transpose_before_squeeze,
+    "separate_dequantized": separate_dequantized,
     "copy_broadcast": copy_broadcast,
     "weights_in_body": None,
 }

@@ -199,3 +199,37 @@ def test_an_initial_state_that_a_node_computes(node):
         {{ h = {node} y = RNN <hidden_size = 3> (x, w, r, , , h) }}
     """)
     assert rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="T"))
+
+
+CALLERS = {
+    "unsqueezed": """(float[N,4,T] x, float[N,5] h, float[N,5] c) => (float[U,N,5] z) {
+        h0 = Unsqueeze (h, zero) c0 = Unsqueeze (c, zero)
+        y4, yh, yc = LSTM <hidden_size = 5> (t, W, R, "", "", h0, c0) z = Squeeze (y4, one) }""",
+    "stacked": """(float[N,4,T] x, float[2,N,5] h, float[2,N,5] c) => (float[U,N,5] z, float[2,N,5] hn, float[2,N,5] cn) {
+        h0 = Slice (h, zero, one, zero) h1 = Slice (h, one, two, zero)
+        c0 = Slice (c, zero, one, zero) c1 = Slice (c, one, two, zero)
+        y4, yh, yc = LSTM <hidden_size = 5> (t, W, R, "", "", h0, c0) y = Squeeze (y4, one)
+        z4, zh, zc = LSTM <hidden_size = 5> (y, W2, R, "", "", h1, c1) z = Squeeze (z4, one)
+        hn = Concat <axis = 0> (yh, zh) cn = Concat <axis = 0> (yc, zc) }""",
+}
+
+
+@pytest.mark.parametrize("step", [None, 1, 2])
+@pytest.mark.parametrize("kind", CALLERS)
+def test_states_of_the_caller_begin_after_the_warm_up(kind, step, tmp_path):
+    """A convolution without padding delays the node, so that a chunk of the warm-up must not change its states."""
+    head, _, tail = CALLERS[kind].partition("{")
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g {head}
+        <int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] two = {{2}}> {{
+        v = Conv <kernel_shape = [3]> (x, K) t = Transpose <perm = [2, 0, 1]> (v) {tail}""")
+    rng = np.random.default_rng(0)
+    for name, shape in {"K": (4, 4, 3), "W": (1, 20, 4), "W2": (1, 20, 5), "R": (1, 20, 5)}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name))
+    onnx.save(model, tmp_path / "in.onnx")
+    result = api.stream_file(tmp_path / "in.onnx", tmp_path / "out.onnx", axis="T", step=step)
+    made = onnx.load(tmp_path / "out.onnx")
+    own = 1 + (step is not None)  # of the convolution, and the number of frames
+    returned = 3 if kind == "stacked" else 1 + 2
+    assert len(made.graph.output) == returned + own
+    assert api.check_streaming(result, made).ok
+    assert rnn_lower.prove_streaming(model, made).ok

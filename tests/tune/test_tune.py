@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from cpu import exact_products
 from judge import agrees, close, every_node, expected, run_onnxruntime
 from onenode import OPTIONAL, Case, build
 from onnx import TensorProto, helper, numpy_helper
@@ -79,7 +78,6 @@ def quantized(case: Case, axis: int | None) -> tuple[onnx.ModelProto, dict[str, 
     return model, feeds
 
 
-@exact_products
 @pytest.mark.parametrize("form", ["loop", "unroll"])
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 @pytest.mark.parametrize("axis", [None, 0, 1, 2])

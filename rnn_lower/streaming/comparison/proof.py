@@ -112,6 +112,8 @@ def prove_streaming(
         return verdict(DIFFERENT, faults[0])
     clips, declared = limits_of(original), shapes_of(original)
     narrow = types_of(original)
+    if whole_is_new:  # its recurrent nodes may be lowered
+        narrow |= {ir.DataType[state.dtype] for state in plan.states}
     try:
         changes = change_points_of(original, streaming, plan)
     except OutOfScopeError as error:

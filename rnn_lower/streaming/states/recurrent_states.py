@@ -62,7 +62,7 @@ class Recurrence:
                 final = read.outputs.get(f"Y_{letter}")
                 is_once = initial is not None and is_set_once(work.document, work.infos, initial, final)
                 if initial is None or not is_once or _reshaped_input(initial) is not None:
-                    _leave_to_caller(work, read, str(error))
+                    _leave_to_caller(work, read, letter, ended, str(error))
                     return
                 work.notes.append(f"{error}, as that input is in the first chunk")
                 state, current = work.take_computed_state(site, letter, index, shape, read.dtype, rows)
@@ -91,7 +91,7 @@ def _hand_on(
     new = work.names.unique(f"{site.name}/{letter}_last") if work.is_nested(site) else state.output
     final = ir.Value(name=old or new)
     if ended is not None:
-        final = site.behind.op("Where", ended, current, site.divert(f"{letter}_raw", index), name=f"{letter}_held")
+        final = _held(site, letter, ended, current)
         site.rename(final, old or new)
     elif not old:
         put(outputs, index, new)
@@ -101,6 +101,12 @@ def _hand_on(
         work.states.append(dataclasses.replace(state, output=old))
     else:
         work.hand_on(site, final, state)
+
+
+def _held(site: Site, letter: str, ended: ir.Value, current: ir.Value) -> ir.Value:
+    """The final state, which rows that ended before keep."""
+    raw = site.divert(f"{letter}_raw", STATES[letter][1])
+    return site.behind.op("Where", ended, current, raw, name=f"{letter}_held")
 
 
 def _check_callers(work: GraphEditor, read: RecurrentNode, initial: ir.Value) -> None:
@@ -118,35 +124,37 @@ def _check_callers(work: GraphEditor, read: RecurrentNode, initial: ir.Value) ->
     )
 
 
-def _leave_to_caller(work: GraphEditor, read: RecurrentNode, reason: str) -> None:
-    """Leave a state to the caller if the model reads and returns it after other operators. reason: names the node."""
+def _leave_to_caller(
+    work: GraphEditor, read: RecurrentNode, letter: str, ended: ir.Value | None, reason: str
+) -> None:  # fmt: skip
+    """Leave a state to the caller if the model reads and returns it after other operators. reason: names the node.
+
+    ended: the rows that keep their state.
+    """
     if "sequence_lens" in read.inputs:
         raise UnsupportedError(f"{reason}, which streaming does not support for a node with sequence_lens")
-    model = work.document.model
-    for letter in read.operator.states:
-        start, final = read.inputs.get(f"initial_{letter}"), read.outputs.get(f"Y_{letter}")
-        initial = None if start is None else _reshaped_input(start)
-        returned = set() if final is None else outputs_of(model, final)
-        fits = any(initial is not None and may_feed(value, initial) for value in returned)
-        if initial is not None and not fits and not (returned and work.is_nested(work.at(read.node))):
-            _add_final_output(work, read, letter, initial)
-            continue
-        if start is not None and start.is_graph_input() and start.is_initializer():
-            raise UnsupportedError(
-                f"{reason}, which has a default; remove its initializer, or make it a constant (--set)"
-            )
-        is_read = start and inputs_of(model, start)
-        if start is None or final is None or not is_read or not returned:
-            fixed = ", or replace the input with a constant (--set INPUT=VALUE)"
-            lost = "" if returned else ", and the model does not return the final state of the node unchanged"
-            raise UnsupportedError(
-                f"{reason}{lost}; use a separate input as the initial state of the node"
-                f"{fixed if start is None or is_computable(start) else ''}"
-            )
-        back = {str(value.name) for value in returned}
-        for initial in inputs_of(model, start):
-            work.left.add(str(initial.name))
-            work.back.setdefault(str(initial.name), (set(), read.describe()))[0].update(back)
+    model, site = work.document.model, work.at(read.node)
+    start, final = read.inputs[f"initial_{letter}"], read.outputs.get(f"Y_{letter}")
+    initial = _reshaped_input(start)
+    returned = set() if final is None else outputs_of(model, final)
+    fits = any(initial is not None and may_feed(value, initial) for value in returned)
+    if initial is not None and not fits and not (returned and work.is_nested(site)):
+        _add_final_output(work, read, letter, initial, ended)
+        work.notes.append(f"{reason}, so the caller must feed the state back, as with the original model")
+        return
+    if start.is_graph_input() and start.is_initializer():
+        raise UnsupportedError(f"{reason}, which has a default; remove its initializer, or make it a constant (--set)")
+    if final is None or not returned or not inputs_of(model, start):
+        fixed = ", or replace the input with a constant (--set INPUT=VALUE)" if is_computable(start) else ""
+        lost = "" if returned else ", and the model does not return the final state of the node unchanged"
+        raise UnsupportedError(f"{reason}{lost}; use a separate input as the initial state of the node{fixed}")
+    if ended is not None:
+        old = site.message.output[STATES[letter][1]]
+        site.rename(_held(site, letter, ended, site.input(STATES[letter][0])), old)
+    back = {str(value.name) for value in returned}
+    for initial in inputs_of(model, start):
+        work.left.add(str(initial.name))
+        work.back.setdefault(str(initial.name), (set(), read.describe()))[0].update(back)
     work.notes.append(f"{reason}, so the caller must feed the state back, as with the original model")
 
 
@@ -162,9 +170,11 @@ def _reshaped_input(value: ir.Value) -> ir.Value | None:
     return value if value.is_graph_input() and not value.is_initializer() and alone else None
 
 
-def _add_final_output(work: GraphEditor, read: RecurrentNode, letter: str, initial: ir.Value) -> None:
-    """Return the final state as an output in the shape of the input of the initial state."""
-    site, index, source = work.at(read.node), STATES[letter][1], str(initial.name)
+def _add_final_output(
+    work: GraphEditor, read: RecurrentNode, letter: str, initial: ir.Value, ended: ir.Value | None
+) -> None:  # fmt: skip
+    """Return the final state as an output in the shape of the input of the initial state. ended: see `_carry`."""
+    site, (first, index), source = work.at(read.node), STATES[letter], str(initial.name)
     if work.is_nested(site) or initial.dtype is None:
         raise UnsupportedError(
             f"{read.describe()}: the node is in a branch, and its final state is not an output; make the"
@@ -172,6 +182,8 @@ def _add_final_output(work: GraphEditor, read: RecurrentNode, letter: str, initi
         )
     has_output = index < len(site.message.output) and site.message.output[index]
     final = site.output(index) if has_output else site.divert(f"{letter}_last", index)
+    if ended is not None:
+        final = site.behind.op("Where", ended, site.input(first), final, name=f"{letter}_held")
     shape = site.behind.op("Shape", ir.Value(name=source), name="shape")
     result = work.names.unique(f"{read.name}/{letter}_out")
     site.rename(site.behind.op("Reshape", final, shape, name="state"), result)
