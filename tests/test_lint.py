@@ -329,6 +329,69 @@ def test_zero_points_that_openvino_drops_are_named(zero_point):
     assert (np.abs(wanted - found).max() > 0.1) == bool(zero_point)
 
 
+def dual_path(steps: int | str) -> onnx.ModelProto:
+    """A Scan over time, whose body runs a GRU over frequencies and carries a mean."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 15]>
+        g (float[4,{steps},2,3] x, float[{steps},1,2,4] m) => (float[{steps},1,2,4] n, float[4,{steps},1,2,4] y) {{
+        n, y = Scan <num_scan_inputs = 1, body = b (float[{steps},1,2,4] s, float[{steps},2,3] f)
+            => (float[{steps},1,2,4] t, float[{steps},1,2,4] u) {{
+            h = GRU <hidden_size = 4> (f, W, R) a = Add (s, h) t = Mul (a, half) u = Identity (t) }}> (m, x) }}""")
+    rng, half = np.random.default_rng(0), numpy_helper.from_array(np.float32(0.5), "half")
+    tensors = {name: rng.normal(0, 0.5, (1, 12, n)).astype(np.float32) for name, n in (("W", 3), ("R", 4))}
+    model.graph.initializer.extend([*(numpy_helper.from_array(a, name) for name, a in tensors.items()), half])
+    return model
+
+
+@pytest.mark.parametrize("target", ["tract", "openvino"])
+def test_a_scan_in_the_body_of_a_scan(target):
+    """tract runs it with wrong numbers, and OpenVINO does not load it."""
+    model, rng = dual_path(5), np.random.default_rng(1)
+    nested = rnn_lower.lower(model, form="scan")
+    (finding,) = rnn_lower.lint(nested, target).findings
+    assert "without another one in its body" in finding.rule
+    with pytest.raises(RnnLowerError, match="does not support a Scan in the body of another one"):
+        rnn_lower.lower(model, target=target, form="scan")
+    if target == "tract":
+        with pytest.raises(RnnLowerError, match=r"needs a known sequence length.*dims="):
+            rnn_lower.lower(dual_path("F"), target=target)
+    lowered = rnn_lower.lower(model, target=target)
+    assert not rnn_lower.lint(lowered, target).findings
+    assert rnn_lower.prove(model, lowered)
+    if missing(target):
+        pytest.skip(missing(target))
+    feeds = {"x": rng.normal(size=(4, 5, 2, 3)), "m": rng.normal(size=(5, 1, 2, 4))}
+    feeds = {name: array.astype(np.float32) for name, array in feeds.items()}
+    wanted = run_onnxruntime(model, feeds)
+    for a, b in zip(wanted, RUNNERS[target][1](lowered, feeds), strict=True):
+        assert np.allclose(a, b, atol=1e-5)
+    try:
+        wrong = RUNNERS[target][1](nested, feeds)
+    except Exception:  # each runtime has its own
+        wrong = [np.full_like(each, np.inf) for each in wanted]
+    assert np.abs(wanted[1] - wrong[1]).max() > 1e-3
+
+
+@pytest.mark.parametrize(("kernel", "groups"), [((9,), 1), ((1, 9), 1), ((3, 3), 1), ((7,), 1), ((9,), 4)])
+def test_kernels_that_opencv_computes_wrongly(kernel, groups):
+    """It seems to take kernels of nine elements for 3 x 3, unless each channel is on its own."""
+    rank, rng = len(kernel), np.random.default_rng(0)
+    size, pads = [1, 4, *[20] * rank], [*(k // 2 for k in kernel)] * 2
+    node = helper.make_node("Conv", ["x", "w"], ["y"], pads=pads, group=groups)
+    weight = rng.normal(size=(4, 4 // groups, *kernel)).astype(np.float32)
+    graph = helper.make_graph(
+        [node], "g", [helper.make_tensor_value_info("x", 1, size)], [helper.make_tensor_value_info("y", 1, size)],
+        [numpy_helper.from_array(weight, "w")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    is_wrong = np.prod(kernel) == 9 and kernel != (3, 3) and groups == 1
+    assert bool(rnn_lower.lint(model, "opencv").findings) == is_wrong
+    if missing("opencv"):
+        pytest.skip(missing("opencv"))
+    feeds = {"x": rng.normal(size=size).astype(np.float32)}
+    (wanted,), (found,) = run_onnxruntime(model, feeds), RUNNERS["opencv"][1](model, feeds)
+    assert np.allclose(wanted, found, atol=1e-4) != is_wrong
+
+
 def test_lint_says_why_lowering_does_not_mend(tmp_path):
     report = rnn_lower.lint(build(Case("LSTM", 17, dynamic=True))[0], "tidl")
     (finding,) = report.findings

@@ -128,6 +128,7 @@ class Plan:
         shape_info, chosen = self._shape_info, []
         for node, scope in recurrent_nodes(self._model, self._options.op_types):
             read = read_node(node, scope.opset, scope.path, shape_info)
+            read = dataclasses.replace(read, in_scan=scope.lies_in("Scan"))
             selected = self._options.select is None or self._options.select(read)
             if selected and not (self._options.keep_native and self._target.keeps(read)):
                 chosen.append(Site(read, scope))

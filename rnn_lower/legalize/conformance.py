@@ -11,7 +11,7 @@ from rnn_lower.builder.constants import Constant
 from rnn_lower.builder.tensor_info import UNKNOWN, TensorInfo, answers, frozen, inferred, info_of, of_body
 from rnn_lower.ir.schemas import WITH_BODIES
 from rnn_lower.ir.traits import ELEMENTWISE
-from rnn_lower.ir.walk import NODE_MARK, subgraphs, upstream
+from rnn_lower.ir.walk import NODE_MARK, subgraphs, upstream, with_bodies
 from rnn_lower.legalize.constraints import NodeView, OpConstraints
 
 COMMUTATIVE = ("Add", "Max", "Mean", "Min", "Mul", "Sum")
@@ -152,7 +152,13 @@ def _grows_list(node: ir.Node, body: ir.Graph) -> bool:
     return node.op_type == "Loop" and any(maker is None or maker.op_type != "SequenceEmpty" for maker in makers)
 
 
+def _contains_scan(node: ir.Node, body: ir.Graph) -> bool:
+    """Whether the body of a Scan contains another one."""
+    return node.op_type == "Scan" and any(inner.op_type == "Scan" for inner in with_bodies(body))
+
+
 BODIES = {
     "states": _constant_state, "in_place": _overwrites, "windows_last": _ends_with_window, "lists": _grows_list,
+    "nested": _contains_scan,
 }  # fmt: skip
 """By the key of a limit: whether a body contains what it refuses. (node, body) -> bool"""

@@ -144,6 +144,14 @@ def _attributes(limit: Mapping[str, Sequence[Any]], use: NodeView) -> Iterator[s
             yield f"{name} is {plain}"
 
 
+def _kernels(limit: Sequence[Sequence[int]], use: NodeView) -> Iterator[str]:
+    weight = use.inputs[1].shape if len(use.inputs) > 1 and use.inputs[1] is not None else None
+    shape = use.parameter("kernel_shape") or (None if weight is None else weight[2:])
+    is_depthwise = weight is not None and len(weight) > 1 and weight[1] == 1
+    if shape is not None and [*shape] in [[*each] for each in limit] and not is_depthwise:
+        yield f"its kernel is {[*shape]}"
+
+
 def _explicit(limit: Sequence[str], use: NodeView) -> Iterator[str]:
     for name in limit:
         if use.attribute(name) is None:
@@ -239,6 +247,7 @@ CHECKS: Mapping[str, tuple[Callable[[Any], str], Check]] = {
     "elements": (lambda limit: f"with parameters of {_range((limit, limit), 'element')}", _elements),
     "values": (lambda limit: f"with {_bounds(limit)}", _values),
     "attributes": (lambda limit: f"with {_allowed(limit)}", _attributes),
+    "avoid_kernels": (lambda limit: f"with other kernels than {_listed(limit, '', '').strip()}", _kernels),
     "explicit": (lambda limit: f"with explicit {_listed(limit, 'attribute', 'attributes')}", _explicit),
     "types": (lambda limit: f"with {_listed(limit, 'element type', 'element types')}", _types),
     "broadcast": (lambda _: "with operands of the same shape", _broadcast),
@@ -259,6 +268,7 @@ CHECKS: Mapping[str, tuple[Callable[[Any], str], Check]] = {
         lambda _: "with branches that do not end with a convolution, a pooling or a function of these",
         _in_bodies("windows_last", False, "one of its branches does; let it end with an Identity"),
     ),
+    "nested": (lambda _: "without another one in its body", _in_bodies("nested", False, "its body has one")),
     "lists": (
         lambda _: "with lists that begin empty",
         _in_bodies("lists", "empty", "it adds elements to a list that already has some"),

@@ -86,6 +86,7 @@ class RecurrentNode:
     declares_x: whether they are known from X itself, and not only from a state or a weight.
     activations: one tuple (f, g, h) per direction.  clip: None if disabled.  dtype: the element type of X.
     path: the location of the node, e.g. "main graph/then_branch of If 'x'".  notes: remarks for the user.
+    in_scan: whether the node is in the body of a Scan, if the plan of lowering found this.
     """
 
     op_type: str
@@ -108,6 +109,7 @@ class RecurrentNode:
     layout: int
     notes: tuple[str, ...]
     node: ir.Node = dataclasses.field(repr=False)
+    in_scan: bool = False
 
     @property
     def operator(self) -> Operator:

@@ -132,6 +132,7 @@ LIMITS: dict[str, Key] = {
         _table_of(_is_pair), "a table with a range of values for each parameter, such as { min = [-inf, 0] }"
     ),
     "attributes": Key(_table_of(_list_of(lambda _: True)), "a table with a list of allowed values for each attribute"),
+    "avoid_kernels": Key(_list_of(_list_of(_is_count, 1)), "a list of kernel shapes, such as [[9], [1, 9]]"),
     "explicit": Key(_list_of(_is_text), 'a list of names of attributes, such as ["value"]'),
     "types": Key(_list_of(_TYPE, 1), 'a list of element types, such as ["FLOAT"]'),
     "broadcast": _FLAG,
@@ -143,6 +144,7 @@ LIMITS: dict[str, Key] = {
     "forward": _FLAG,
     "states": Key(_one_of("computed"), '"computed"'),
     "windows_last": _FLAG,
+    "nested": _FLAG,
     "lists": Key(_one_of("empty"), '"empty"'),
 }
 """The keys of `limits.OPERATOR`."""

@@ -173,13 +173,17 @@ class Target:
         length, most = node.static_length, self.unroll_up_to
         if self.needs_name(node):
             most = max(most, self.slow[0] if self.slow else 0)
-        if "unroll" in self.forms and length is not None and length <= most:
+        if "unroll" in self.forms and length is not None and (length <= most or self._would_nest(node)):
             return "unroll"
         return next(iter(self.forms_for(node, opset)), "loop")
 
     def needs_name(self, node: RecurrentNode) -> bool:
         """Whether a Scan may fail because the model computes the batch size, which a Reshape may merge from several."""
         return self.named_batch and node.static_batch is None and comes_from(node.inputs["X"], ("Reshape",))
+
+    def _would_nest(self, node: RecurrentNode) -> bool:
+        """Whether a Scan for a node would be in the body of another one, which the runtime does not support."""
+        return node.in_scan and self.constraints.limits.get("Scan", {}).get("nested") is False
 
     def why(self, node: RecurrentNode, form: str) -> str:
         """The reason for the choice of this form, for display."""
@@ -191,6 +195,8 @@ class Target:
             return "one step"
         if form == "unroll" and self.needs_name(node):
             return f"the Scan of {self.name} fails if the model computes the batch size"
+        if form == "unroll" and self._would_nest(node):
+            return f"{self.name} does not support a Scan in the body of another one"
         if self.path == Path():
             return "canonical"
         return (
@@ -204,7 +210,7 @@ class Target:
 
     def forms_for(self, node: RecurrentNode, opset: int) -> tuple[str, ...]:
         """The forms that are possible for a node at this opset, if its length is suitable."""
-        scan = exists("Scan", opset) and (self.scan_captures or not _captures(node))
+        scan = exists("Scan", opset) and (self.scan_captures or not _captures(node)) and not self._would_nest(node)
         listed = self.constraints.listed
         serves = {"scan": scan and listed("Scan"), "loop": listed("Loop"), "unroll": True}
         return tuple(form for form in self.forms if serves[form])
@@ -239,6 +245,9 @@ class Target:
             requirements.append(Requirement(f"{text} does not support form {form}", forms=possible or self.forms))
         elif form == "scan" and not self.scan_captures and _captures(node):
             what = f"{text} does not support a Scan whose weights are computed or cast outside of its body"
+            requirements.append(Requirement(what, forms=possible))
+        elif form == "scan" and self._would_nest(node):
+            what = f"{text} does not support a Scan in the body of another one"
             requirements.append(Requirement(what, forms=possible))
         if self.constraints.static and node.static_length is None:
             requirements.append(_needs(text, node, "seq_length"))
