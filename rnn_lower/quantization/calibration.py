@@ -81,7 +81,10 @@ def split_samples(model: ir.Model, feeds: Feeds) -> list[Feeds]:
         )
     names = {str(value.name) for value in model.graph.inputs} & feeds.keys()
     total = next(iter(counts.values()), 1)
-    return [{name: feeds[name][i] if name in counts else feeds[name] for name in sorted(names)} for i in range(total)]
+    return [
+        {name: np.asarray(feeds[name][i]) if name in counts else feeds[name] for name in sorted(names)}
+        for i in range(total)
+    ]
 
 
 def observed_ranges(

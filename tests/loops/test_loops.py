@@ -274,6 +274,37 @@ def test_a_loop_whose_steps_a_table_counts_is_not_raised():
     assert loops_of(rnn_lower.raise_loops(model)) == ["loop"]
 
 
+TRIPS = [
+    "b = Cast <to = 2> (trips) few = Cast <to = 7> (b)", "b = Cast <to = 10> (trips) few = Cast <to = 7> (b)",
+    """e = Equal (trips, numbers) e7 = Cast <to = 7> (e) any = ReduceMax <axes = [0], keepdims = 0> (e7) c = Cast <to = 9> (any)
+       few = Where (c, fewer, trips)""",
+    """e = Equal (mode, numbers) e7 = Cast <to = 7> (e) any = ReduceMax <axes = [0], keepdims = 0> (e7) c = Cast <to = 9> (any)
+       few = Where (c, fewer, trips)""",
+    """one = Constant <value_ints = [1]> () u = Reshape (trips, one) part = Slice (long, from0, u, from0) size = Shape (part)
+       few = Reshape (size, none)""",
+    """one = Constant <value_ints = [1]> () m = Reshape (mode, one) m1 = Add (m, one) part = Slice (late, m, m1, from0)
+       p = Reshape (part, none) few = Sub (trips, p)""",
+]  # fmt: skip
+"""Numbers of steps that are another one than `trips` if it is 256, 2049, 301 or 3500, or an input 301 or 1500."""
+
+
+@pytest.mark.parametrize("text", TRIPS)
+def test_a_loop_whose_steps_are_limited_where_no_size_is_tried_is_not_raised(text):
+    model = keras_gru()
+    late = np.zeros(1600, "i8")
+    late[1500] = 2
+    model.graph.initializer.extend(constants(
+        numbers=np.arange(300, 306), fewer=np.array(3), long=np.zeros(3000, "f4"), from0=np.array([0]), late=late,
+        none=np.zeros(0, "i8"),
+    ))  # fmt: skip
+    model.graph.input.append(info("mode", INT64, []))
+    at = [node.op_type for node in model.graph.node].index("Loop")
+    model.graph.node[at].input[0] = "few"
+    for node in reversed(onnx.parser.parse_graph(f"g () => () {{ {text} }}").node):
+        model.graph.node.insert(at, node)
+    assert loops_of(rnn_lower.raise_loops(model)) == ["loop"]
+
+
 @pytest.mark.parametrize("kind", ["bits", "digits"])
 def test_a_loop_that_counts_its_steps_without_integers_is_not_raised(kind):
     nodes, dtype, count = _counts(kind)

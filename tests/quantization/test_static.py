@@ -161,6 +161,13 @@ def test_reader(tmp_path):
         rnn_lower.calibration_reader(model, {"x": x})
 
 
+def test_samples_of_a_scalar_input_are_arrays():
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[2] x, int64 n) => (float[2] y)
+        { m = Cast <to = 1> (n) y = Mul (x, m) }""")
+    reader = rnn_lower.calibration_reader(model, {"x": np.ones((3, 2), np.float32), "n": np.array([4, 5, 6])})
+    assert [run(model, one)[0][0] for one in iter(reader.get_next, None)] == [4, 5, 6]
+
+
 @pytest.mark.parametrize("form", ["scan", "loop"])
 def test_bodies_are_out_of_reach(form):
     lowered = rnn_lower.lower(recurrent("GRU", H=4, T=3), form=form)

@@ -432,6 +432,31 @@ def test_a_damaged_plan_is_named(entries):
         rnn_lower.prove_streaming(model, with_plan(stream, **entries))
 
 
+def test_a_plan_without_a_stream_axis_is_no_plan_of_several_steps():
+    """Such a plan is one of calls, whose other states are not compared: here, the frames before a convolution."""
+    weights = {"W": (1, 9, 2), "R": (1, 9, 3), "K": (2, 2, 3)}
+    rng = np.random.default_rng(0)
+    tensors = [numpy_helper.from_array(rng.normal(size=s).astype(np.float32), n) for n, s in weights.items()]
+    gru = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[T,2,2] p) => (float[T,1,2,3] y)
+        { y = GRU <hidden_size = 3> (p, W, R) }""")
+    gru.graph.initializer.extend(tensors[:2])
+    convolution = onnx.parser.parse_graph("""g () => () { t = Transpose <perm = [1, 2, 0]> (x) v = Conv <pads = [2, 0]> (t, K)
+        p = Transpose <perm = [2, 0, 1]> (v) }""").node
+    model, made = copied(gru), rnn_lower.stream(gru, axis="T")
+    for each in (model, made):
+        nodes = [*convolution, *each.graph.node]
+        del each.graph.node[:]
+        each.graph.node.extend(nodes)
+        each.graph.initializer.append(tensors[2])
+        each.graph.input[0].name = "x"
+    symbols = {
+        name: ["x", axis]
+        for name, (_, axis) in json.loads(next(p.value for p in made.metadata_props if p.key == KEY))["symbols"].items()
+    }
+    for entries in ({"inputs": {"x": 0}}, {"inputs": {}, "outputs": {"y": "last"}}):
+        assert not rnn_lower.prove_streaming(model, with_plan(made, symbols=symbols, **entries)).ok
+
+
 @pytest.mark.parametrize("entries", [{"late": {"y": 10**6}}, {"every": 10**8}], ids=str)
 def test_a_plan_that_is_too_long_to_compare(entries):
     model = stack_of(lstm)
@@ -631,17 +656,21 @@ SQUARE = """
 
 
 @pytest.mark.parametrize(
-    "numbers", ["q = Div(n, ff)", "d = Sub(n, ff) e = Max(d, zero) q = Min(e, one)", "p = Mul(n, f) q = Div(p, ff)"]
-)
+    "numbers",
+    [
+        "q = Div(n, ff)", "d = Sub(n, ff) e = Max(d, zero) q = Min(e, one)", "p = Mul(n, f) q = Div(p, ff)",
+        "d = Div(n, f) q = Div(d, f)", "b = Cast<to = 2>(n) e = Cast<to = 7>(b) m = Min(e, one) q = Sub(one, m)",
+    ],
+)  # fmt: skip
 def test_numbers_that_follow_from_sizes_are_thresholds(numbers):
-    """A stream without a result for batches of 36 rows and more, where 36 is the square of the number of features."""
+    """A stream without a result for batches of 36 rows and more, the square of the number of features, or of 256 rows."""
     stream = rnn_lower.stream(stack_of(lstm), axis="T")
     text = f"""g (float[N,T,6] x, float[N,T,6] y0, int64 zero, int64 one, int64 two) => (float[N,T,6] y) {{
         {SQUARE} {numbers} c = Min(q, one)
         none = Sub(y0, y0) both = Concat<axis = 1>(y0, none) first = Mul(c, t) all = Range(zero, t, one)
         rows = Add(all, first) y = Gather<axis = 1>(both, rows) }}"""
     made = behind_y(stream, *onnx.parser.parse_graph(text).node, zero=0, one=1, two=2)
-    large = np.concatenate([X[:1]] * 40)
+    large = np.concatenate([X[:1]] * (256 if "Cast" in numbers else 40))
     wanted, found = (rnn_lower.StreamingSession(model).run({"x": large})["y"] for model in (stream, made))
     assert np.any(wanted != found)
     assert not rnn_lower.prove_streaming(stack_of(lstm), made).ok
@@ -665,8 +694,14 @@ def of_caller(text: str, kind: str, default: int | None = None) -> onnx.ModelPro
          "s = Constant<value_int = 7>() z = Sub(c, c) e = Equal(mode, s) m = Cast<to = 1>(mode) p = Mul(c, m) y = Where(e, z, p)"),
         ("int64", None, "t = Constant<value_floats = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]>() m = Gather(t, mode) y = Mul(c, m)",
          "t = Constant<value_floats = [1.0, 2.0, 3.0, 4.0, 5.0, 7.0]>() m = Gather(t, mode) y = Mul(c, m)"),
+        ("int64", None, "m = Cast<to = 1>(mode) y = Mul(c, m)",
+         """s = Constant<value_ints = [777, 778, 779, 780, 781, 782]>() z = Sub(c, c) e = Equal(mode, s) n = Cast<to = 1>(e)
+            any = ReduceMax<keepdims = 0>(n) b = Cast<to = 9>(any) m = Cast<to = 1>(mode) p = Mul(c, m) y = Where(b, z, p)"""),
+        ("int64", None, "m = Cast<to = 1>(mode) y = Mul(c, m)",
+         f"""t = Constant<value_floats = [{", ".join(["0.0"] * 99 + ["1.0"])}]>() one = Constant<value_ints = [1]>() f = Reshape(mode, one)
+             none = Constant<value_ints = [0]>() l = Add(f, one) r = Slice(t, f, l, none) m = Cast<to = 1>(mode) p = Mul(c, m) y = Add(p, r)"""),
     ],
-    ids=["default of integers", "default of booleans", "a comparison", "a row of a table"],
+    ids=["default of integers", "default of booleans", "a comparison", "a row of a table", "a list", "a slice of a table"],
 )  # fmt: skip
 def test_integers_of_the_caller_are_tried(kind, default, right, wrong):
     model = of_caller(right, kind, default)

@@ -103,13 +103,18 @@ def prove_node(task: Task, points: int, seed: int) -> NodeProof:
 
 def _verdict(task: Task, points: int, seed: int, sizes: Mapping[str, int]) -> NodeProof:
     proof = NodeProof(task.name, task.node.op_type, task.path, OUT_OF_SCOPE, outputs=output_names(task.node))
+    beyond = ""
     try:
         comparison = _Comparison(task, points, seed, sizes)
         # A constant sum Wb + Rb is rounded if folded, and exact if the graph computes it.
         for folded in comparison.folds:
-            reason = comparison.difference(folded)
-            if reason is None:
-                reason = comparison.difference_in_floats()
+            try:
+                reason = comparison.difference(folded)
+                if reason is None:
+                    reason = comparison.difference_in_floats()
+            except OutOfScopeError as error:
+                beyond = beyond or str(error)
+                continue
             if reason is None:
                 bound, count = FAILURE**comparison.points, comparison.evaluations
                 left_out = "; ".join(sorted(comparison.left_out))
@@ -121,7 +126,7 @@ def _verdict(task: Task, points: int, seed: int, sizes: Mapping[str, int]) -> No
         return dataclasses.replace(proof, reason=str(error))
     except WrongError as error:
         return dataclasses.replace(proof, verdict=DIFFERENT, reason=str(error))
-    return proof
+    return dataclasses.replace(proof, verdict=OUT_OF_SCOPE, reason=beyond) if beyond else proof
 
 
 NO_SIZE = -1

@@ -18,7 +18,7 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.checking.samples import NoInputsError, first_result
-from rnn_lower.driver.plan import document_without_sequences, inlined_document
+from rnn_lower.driver.plan import document_without_sequences, inlined_document, read_nodes
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.walk import constant
 from rnn_lower.modelio.document import Document
@@ -32,6 +32,7 @@ from rnn_lower.proving.whole.whole_model import ModelInterpreter, limits_of, sha
 from rnn_lower.streaming.comparison.change_points import change_points_of
 from rnn_lower.streaming.comparison.chunked_runs import CHUNKS, LONGEST, SET_SIZES, ChunkedRuns, Trial
 from rnn_lower.streaming.comparison.floats import Rounding, difference_in_floats
+from rnn_lower.streaming.data_flow import has_one_step
 from rnn_lower.streaming.plan import Plan, fixed_step
 from rnn_lower.streaming.rewriting import with_reach
 from rnn_lower.streaming.session import Feeds, StreamingSession
@@ -151,6 +152,8 @@ def _faults(original: Document, streaming: Document, plan: Plan, whole_is_new: b
     faults = [f"the plan lists no output '{name}'" for name in wholes if name not in plan.outputs.keys() | fed]
     faults += [f"the original has no output '{name}'" for name in plan.outputs if name not in wholes]
     faults += [] if plan.outputs else ["the plan lists no outputs"]
+    if not plan.inputs and not all(map(has_one_step, read_nodes(original.model, original.shape_info))):
+        faults.append("the plan names no stream axis, but a recurrent node has several steps in a run")
     for name in wholes.keys() & made.keys():
         types = [each[name].type.tensor_type.elem_type for each in (made, wholes)]
         if types[0] != types[1]:
