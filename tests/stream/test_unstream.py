@@ -201,6 +201,26 @@ def policy() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
+@pytest.mark.parametrize("how", [{}, {"states": "packed"}, {"step": 2}])
+def test_half_precision_is_proved_although_chunks_round_states(how, tmp_path, capsys):
+    model, _ = build(Case("GRU", 17, dtype="float16", outputs=("Y",), dynamic=True))
+    onnx.save(rnn_lower.stream(model, axis="T", **how), tmp_path / "chunks.onnx")
+    command = ["unstream", str(tmp_path / "chunks.onnx"), "-o", str(tmp_path / "whole.onnx"), "--prove"]
+    assert cli.main(command) == 0, capsys.readouterr()
+
+
+def test_a_cell_without_other_outputs_than_its_state(tmp_path, capsys):
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> g (float[N,3] x, float[N,3] h) => (float[N,3] hn)
+        { s = Add (x, h) hn = Tanh (s) }""")
+    onnx.save(model, tmp_path / "cell.onnx")
+    assert cli.main(["unstream", str(tmp_path / "cell.onnx"), str(tmp_path / "whole.onnx"), "--state", "h=hn"]) == 0
+    x, h = np.ones((4, 2, 3), np.float32), np.zeros((2, 3), np.float32)
+    for frame in x:
+        h = np.tanh(frame + h)
+    (found,) = run_onnxruntime(onnx.load(tmp_path / "whole.onnx"), {"x": x, "h": np.zeros((2, 3), np.float32)})
+    assert np.allclose(found, h, atol=1e-6)
+
+
 def test_runs_of_one_step(tmp_path, capsys):
     onnx.save(policy(), tmp_path / "step.onnx")
     command = ["unstream", str(tmp_path / "step.onnx"), "-o", str(tmp_path / "whole.onnx"), "--state", "h=hn"]

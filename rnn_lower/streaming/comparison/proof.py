@@ -114,7 +114,7 @@ def prove_streaming(
     clips, declared = limits_of(original), shapes_of(original)
     narrow = types_of(original)
     if whole_is_new:  # its recurrent nodes may be lowered
-        narrow |= {ir.DataType[state.dtype] for state in plan.states}
+        narrow |= {ir.DataType[state.dtype] for state in plan.states if state.dtype}
     try:
         changes = change_points_of(original, streaming, plan)
     except OutOfScopeError as error:
