@@ -162,7 +162,7 @@ def prepared(document: Document, options: Options, keep_loops: bool = False) -> 
     if options.dims:
         _check_branches(rewritten.model, document.outline, rewritten.outline)
     rewritten.notes += notes
-    return rewritten, dataclasses.replace(remaining, dims=None)
+    return rewritten, dataclasses.replace(remaining, dims=None if options.dims is None else {})  # they are fixed now
 
 
 def _would_lose(proto: onnx.ModelProto) -> str:

@@ -95,7 +95,7 @@ def _suggestion(lacks: Sequence[Requirement], options: Options, model: ir.Model,
     opsets = next((lack.opsets for lack in lacks if lack.opsets), None)
     exports = list(dict.fromkeys(lack.export for lack in lacks if lack.export))
     of_sizes = any(lack.sizes or lack.resizable for lack in lacks)
-    other = "set other sizes with --dim, or " if options.dims and of_sizes else ""
+    other = "set other sizes with --dim, or " if options.dims is not None and of_sizes else ""
     again = f"; {other}export the model again {' and '.join(exports)}" if exports else ""
     if isinstance(error, ConversionError) and opsets and options.opset is None:
         last = min(opsets[1], newest_opset())
@@ -181,7 +181,7 @@ NOTHING: list[Change] = [{}]
 
 
 def _opsets(lacks: Sequence[Requirement], options: Options, model: ir.Model) -> list[Change]:
-    """The opsets within all limits: a widely supported one first, then those near the requested one.
+    """The opsets within all limits: those near the wanted one, and a widely supported one, first if none is requested.
 
     That of the model is one of them, to which functions that import another can be converted.
     """
@@ -192,8 +192,10 @@ def _opsets(lacks: Sequence[Requirement], options: Options, model: ir.Model) -> 
     current = model.opset_imports.get("", 1)
     wanted = current if options.opset is None else options.opset
     served = set(range(first, min(last, newest_opset()) + 1)) - {options.opset}
-    near = sorted(served, key=lambda opset: (opset != COMMON_OPSET, abs(opset - wanted)))[:OPSETS]
-    return [{"opset": opset} for opset in near] or NOTHING
+    near = sorted(served - {COMMON_OPSET}, key=lambda opset: abs(opset - wanted))[: OPSETS - 1]
+    common = [COMMON_OPSET] if COMMON_OPSET in served else []
+    tried = [*common, *near] if options.opset is None else [*near, *common]
+    return [{"opset": opset} for opset in tried] or NOTHING
 
 
 def _needed_forms(lacks: Sequence[Requirement]) -> list[Change]:

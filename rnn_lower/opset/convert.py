@@ -298,7 +298,8 @@ def _alone(node: ir.Node, current: int, opset: int, shape_info: ShapeInfo) -> tu
     initializers = {name: tensor for name, tensor in initializers.items() if name in proto.input}
     for name, content in stepped.constants.items():
         initializers[name] = onnx.numpy_helper.from_array(content, name)
-    graph = onnx.helper.make_graph([proto], "one", list(inputs.values()), outputs, list(initializers.values()))
+    nodes = [proto, *stepped.behind]
+    graph = onnx.helper.make_graph(nodes, "one", list(inputs.values()), outputs, list(initializers.values()))
     imports = [onnx.helper.make_opsetid("", at)]
     return onnx.helper.make_model(graph, opset_imports=imports, ir_version=10), at
 

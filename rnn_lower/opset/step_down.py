@@ -18,13 +18,17 @@ from rnn_lower.shapes.shape_info import ShapeInfo
 
 @dataclasses.dataclass(frozen=True)
 class Restated:
-    """A node and its protobuf for an older version of its operator. constants: new inputs by name."""
+    """A node and its protobuf for an older version of its operator. constants: new inputs by name.
+
+    behind: nodes that compute its outputs from those of the older version.
+    """
 
     node: ir.Node
     proto: onnx.NodeProto
     opset: int
     shape_info: ShapeInfo
     constants: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    behind: list[onnx.NodeProto] = dataclasses.field(default_factory=list)
 
 
 Step = Callable[[Restated], bool]
@@ -96,7 +100,18 @@ def _axes(older: Restated) -> bool:
 
 
 def _shape(older: Restated) -> bool:
-    return "end" not in older.node.attributes and _without(start=0)(older)
+    """Slice the sizes of all axes."""
+    if "end" not in older.node.attributes and _without(start=0)(older):
+        return True
+    start = get_attribute(older.node, "start", ir.AttributeType.INT, 0)
+    end = get_attribute(older.node, "end", ir.AttributeType.INT, np.iinfo(np.int64).max)
+    del older.proto.attribute[:]
+    (result,) = older.proto.output
+    sizes, *bounds = (f"{result}/{name}" for name in ("sizes", "start", "end"))
+    older.constants.update(zip(bounds, (np.array([start]), np.array([end])), strict=True))
+    older.proto.output[:] = [sizes]
+    older.behind.append(onnx.helper.make_node("Slice", [sizes, *bounds], [result], f"{older.proto.name}/slice"))
+    return True
 
 
 def _batch_normalization(older: Restated) -> bool:

@@ -41,6 +41,10 @@ SERVES = [
     ("Reshape", 17, {"shape": ints(X.size // 6, 6)}, {"allowzero": 1}),
     ("Shape", 17, {}, {}),
     ("Shape", 21, {}, {"start": 0}),
+    ("Shape", 17, {}, {"start": 1}),
+    ("Shape", 21, {}, {"end": -1}),
+    ("Shape", 17, {}, {"start": -9, "end": 2}),
+    ("Shape", 18, {}, {"start": 5}),
     ("Pad", 18, {"pads": ints(0, 0, 1, 0, 2, 0)}, {}),
     ("Pad", 18, {"pads": ints(1, 2), "value": np.float32(3), "axes": ints(-1)}, {}),
     ("Pad", 19, {"pads": ints(1, 2, 3, 1), "value": None, "axes": ints(2, 1)}, {"mode": "reflect"}),
@@ -55,8 +59,6 @@ SERVES = [
 ]
 REFUSED = [
     ("Reshape", 17, {"shape": ints(0, 6)}, {"allowzero": 1}),
-    ("Shape", 17, {}, {"start": 1}),
-    ("Shape", 17, {}, {"end": 2}),
     ("Split", 18, {}, {"num_outputs": 4, "axis": -1}),
     ("Pad", 19, {"pads": ints(0, 0, 1, 0, 0, 1)}, {"mode": "wrap"}),
 ]
@@ -65,7 +67,13 @@ REFUSED = [
 @pytest.mark.parametrize("opset", [9, 11, 13])
 @pytest.mark.parametrize(("op_type", "current", "constants", "attributes"), SERVES)
 def test_the_older_node_computes_the_same(op_type, current, constants, attributes, opset):
-    first = {"Pad": 11, "Resize": 13, "ScatterND": 11, "Split": 11}.get(op_type, 9)
+    first = {
+        "Shape": 10 if attributes.get("start", "end" in attributes) else 9,
+        "Pad": 11,
+        "Resize": 13,
+        "ScatterND": 11,
+        "Split": 11,
+    }.get(op_type, 9)
     original = model(op_type, current, constants, attributes.get("num_outputs", 1), **attributes)
     view = ir.from_proto(original)
     if opset < first:
