@@ -76,6 +76,13 @@ def test_lengths_in_another_type():
         same_in_chunks(model, feeds, "T", np.random.default_rng(0), [2, 4], **options)
 
 
+def test_constant_lengths_are_checked_with_sequences_that_are_long_enough(tmp_path):
+    model, _ = build(Case(T=6, dynamic=True, optional=("sequence_lens",), lengths_as="initializer", lengths=(9, 13)))
+    onnx.save(model, tmp_path / "in.onnx")
+    made = api.stream_file(tmp_path / "in.onnx", tmp_path / "out.onnx", axis="T")
+    assert api.check_streaming(made, tmp_path / "out.onnx").ok
+
+
 @pytest.mark.parametrize("used", ["cast", "output", "itself"])
 def test_lengths_that_serve_something_else_too(used):
     """What is left of them would be something else there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections import defaultdict
@@ -14,8 +15,10 @@ import numpy as np
 
 from rnn_lower.checking import samples
 from rnn_lower.errors import RnnLowerError, one_line
+from rnn_lower.ir.walk import constant, recurrent_nodes
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio.document import Document
+from rnn_lower.proving.exact.equations import INPUTS
 from rnn_lower.proving.model_inputs import fixed_sizes
 from rnn_lower.proving.whole.thresholds import MOST_COUNTED, check_counted, counted_numbers
 from rnn_lower.proving.whole.whole_inputs import TOGETHER
@@ -89,6 +92,15 @@ class ChunkedRuns:
         self.wholes: dict[str, dict[int, Fraction]] = defaultdict(dict)
         self.missing: dict[str, int] = {}
 
+    @functools.cached_property
+    def _longest(self) -> int:
+        """The largest constant `sequence_lens` of the original, with which it refuses shorter sequences."""
+        index, longest = INPUTS.index("sequence_lens"), 0
+        for node, _ in recurrent_nodes(self.original.model):
+            array = constant(node.inputs[index]) if len(node.inputs) > index else None
+            longest = max(longest, int(array.max(initial=0)) if array is not None else 0)
+        return longest
+
     def long_trials(self) -> list[Trial]:
         """The trials with longer chunks than the others; none if the original has one length."""
         if fixed_step(self.original.proto, self.plan) is not None:
@@ -153,7 +165,7 @@ class ChunkedRuns:
         others: sizes of other axes than those of time.
         """
         late = max([*self.plan.late.values(), *self.plan.warm_up.values()], default=0)
-        frames = (-(-late // self.step) + steps) * self.step
+        frames = (-(-late // self.step) + max(steps, -(-self._longest // self.step) if steps else 0)) * self.step
         if late > LONGEST * self.step or frames > LARGEST:
             raise RnnLowerError(
                 f"the metadata declares outputs that are {late} frames late and a chunk length of {self.step} frames, "
