@@ -8,13 +8,15 @@ locked it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import itertools
 import json
 import logging
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -166,51 +168,42 @@ def _is_locked(file: BinaryIO) -> bool:
 
 
 def _unmentioned(candidates: list[Path], own: Collection[Path]) -> list[Path]:
-    """The files that no link, no other file of the folder, whatever its name, and no model above it refers to.
+    """The files that no link, no other file of the folder, whatever its name, and no small model above it mentions.
 
     None if the search would be too long.
     """
     if not candidates:
         return []
-    folder, data = candidates[0].parent, {*candidates}
-    neighbours = [Path(entry.path) for entry in os.scandir(folder) if Path(entry.path) not in data.union(own)]
+    folder, skipped = candidates[0].parent, {*candidates, *own}
+    neighbours = [path for path in map(Path, sorted(map(os.fspath, folder.iterdir()))) if path not in skipped]
     links = {os.path.realpath(neighbour) for neighbour in neighbours if neighbour.is_symlink()}
-    sizes = {path: path.stat().st_size for path in neighbours if path.is_file() and not _OWN_DATA.search(path.name)}
-    searched = [path for path, size in sizes.items() if size < MOST_BYTES]
-    if sum(sizes[path] for path in searched) > SEARCHED:
-        logger.warning(
-            (
-                "kept %s, which may no longer be needed, because the other files in %s are too large to "
-                "search for references to it"
-            ),
-            candidates[0],
-            folder,
-        )
-        return []
+    above = (_named_like_models(each, unnamed=False) for each in Path(os.path.realpath(folder)).parents)
     try:
-        return [
-            path for path in candidates if os.path.realpath(path) not in links and not _is_named(path, searched, own)
-        ]
+        beside = _sizes(path for path in neighbours if not _OWN_DATA.search(path.name))
+        if sum(beside.values()) > SEARCHED:
+            logger.warning(
+                "kept %s, which may no longer be needed, because the other files in %s are too large to search for "
+                "references to it", candidates[0], folder,
+            )  # fmt: skip
+            return []
+        larger = sorted(_sizes(itertools.chain(*above)).items(), key=lambda pair: pair[1])
+        totals = itertools.accumulate(size for _, size in larger)  # what has its weights inside refers to no others
+        searched = [*beside, *(path for (path, _), total in zip(larger, totals, strict=True) if total <= SEARCHED)]
+        named = {path for path in candidates for file in searched if any(_mentions(file, s) for s in _spelled(path))}
     except OSError:  # a file that cannot be read may refer to any other
         return []
+    return [path for path in candidates if path not in named and os.path.realpath(path) not in links]
 
 
-def _is_named(path: Path, searched: Collection[Path], own: Collection[Path]) -> bool:
-    """Whether one of the searched files, or a model above its folder, refers to a data file."""
-    if any(_mentions(other, name) for other in searched for name in _spelled(path)):
-        return True
-    absolute, here = Path(os.path.realpath(path)), {os.path.realpath(each) for each in own}
-    return any(os.path.realpath(model) not in here for model in owners(absolute))
+def _sizes(paths: Iterable[Path]) -> dict[Path, int]:
+    """The sizes of those that are files and may be models."""
+    sizes = {path: path.stat().st_size for path in paths if path.is_file()}
+    return {path: size for path, size in sizes.items() if size < MOST_BYTES}
 
 
 def _spelled(path: Path) -> set[bytes]:
     """The spellings of a file name in models, also in JSON."""
     return {os.fsencode(path.name), json.dumps(path.name)[1:-1].encode()}
-
-
-def _may_be_model(path: Path) -> bool:
-    suffix, format_of = path.suffix.lower(), onnx.serialization.registry.get_format_from_file_extension
-    return path.is_file() and (suffix in ("", ".ort") or format_of(suffix) is not None)
 
 
 def data_names(path: Path) -> dict[str, None]:
@@ -226,16 +219,27 @@ def data_names(path: Path) -> dict[str, None]:
 def owners(path: Path) -> Iterator[Path]:
     """The models that have weights in a file: external data lies in the folder of its model or below it."""
     for folder in path.parents:
-        neighbours: list[Path] = []
-        with contextlib.suppress(OSError):  # it cannot be listed
-            neighbours = sorted(Path(entry.path) for entry in os.scandir(folder))
-        for model in neighbours:
+        for model in _named_like_models(folder, unnamed=folder == path.parent):
             with contextlib.suppress(OSError):  # it cannot be read
-                searched = model != path and _may_be_model(model) and model.stat().st_size < MOST_BYTES
-                searched = searched and (folder == path.parent or bool(model.suffix))
+                searched = model != path and model.is_file() and model.stat().st_size < MOST_BYTES
                 names = data_names(model) if searched and any(_mentions(model, s) for s in _spelled(path)) else {}
                 if os.fspath(path) in {os.path.realpath(folder / name) for name in names}:
                     yield model
+
+
+def _named_like_models(folder: Path, unnamed: bool) -> list[Path]:
+    """The entries of a folder with the extension of a model. unnamed: also those without any."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return []
+    return [folder / name for name in names if _is_of_model(os.path.splitext(name)[1], unnamed)]
+
+
+@functools.cache  # a folder may have many entries
+def _is_of_model(suffix: str, unnamed: bool) -> bool:
+    format_of = onnx.serialization.registry.get_format_from_file_extension
+    return unnamed if not suffix else suffix.lower() == ".ort" or format_of(suffix.lower()) is not None
 
 
 def is_model(path: Path) -> bool:

@@ -316,7 +316,7 @@ def every_line(megabytes: float, number: int, folder: Path | None = None, stride
         run(ground.command, True, ground.errors, first=lambda: at_lines(lambda count: _note(counted, count)))
         lines = int(counted.read_text())
         ground.restore()
-        for line in range(1, lines + 1, stride):
+        for line in sorted({*range(1, lines + 1, stride), lines - 4, lines}):  # the last ones are behind the change
 
             def strike(count: int, line: int = line) -> None:
                 if count == line:
