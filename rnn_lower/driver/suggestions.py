@@ -192,10 +192,10 @@ def _opsets(lacks: Sequence[Requirement], options: Options, model: ir.Model) -> 
     current = model.opset_imports.get("", 1)
     wanted = current if options.opset is None else options.opset
     served = set(range(first, min(last, newest_opset()) + 1)) - {options.opset}
-    near = sorted(served - {COMMON_OPSET}, key=lambda opset: abs(opset - wanted))[: OPSETS - 1]
+    near = sorted(served, key=lambda opset: abs(opset - wanted))[: OPSETS - 1]
     common = [COMMON_OPSET] if COMMON_OPSET in served else []
     tried = [*common, *near] if options.opset is None else [*near, *common]
-    return [{"opset": opset} for opset in tried] or NOTHING
+    return [{"opset": opset} for opset in dict.fromkeys(tried)] or NOTHING
 
 
 def _needed_forms(lacks: Sequence[Requirement]) -> list[Change]:

@@ -251,8 +251,8 @@ def _is_limited(node: ir.Node, known: Known) -> bool:
         moved = upstream(node.inputs[:1], lambda maker, _: maker.inputs[:1] if maker.op_type in DATA_MOVEMENT else ())
         makers = [maker for value in moved if value not in known and (maker := value.producer()) is not None]
         return any(maker.op_type in SELECTING and _is_known(maker.inputs[0], known) for maker in makers)
-    different = (known.get(value, constant(value)) for value in node.inputs)
-    is_table = any(array is not None and np.unique(array).size > FEW for array in different)
+    arrays = [array for value in node.inputs if (array := known.get(value, constant(value))) is not None]
+    is_table = any(array.dtype.kind in "iuf" and np.unique(array).size > FEW for array in arrays)
     return is_table or (node.op_type in SELECTING and _is_known(node.inputs[0], known))
 
 
