@@ -371,17 +371,20 @@ def test_a_scan_in_the_body_of_a_scan(target):
     assert np.abs(wanted[1] - wrong[1]).max() > 1e-3
 
 
-@pytest.mark.parametrize(("kernel", "groups"), [((9,), 1), ((1, 9), 1), ((3, 3), 1), ((7,), 1), ((9,), 4)])
-def test_kernels_that_opencv_computes_wrongly(kernel, groups):
+@pytest.mark.parametrize(
+    ("kernel", "groups", "channels"),
+    [((9,), 1, 4), ((1, 9), 1, 4), ((3, 3), 1, 4), ((7,), 1, 4), ((9,), 4, 4), ((9,), 1, 1)],
+)
+def test_kernels_that_opencv_computes_wrongly(kernel, groups, channels):
     """It seems to take kernels of nine elements for 3 x 3, unless each channel is on its own."""
     rank, rng = len(kernel), np.random.default_rng(0)
-    size, pads = [1, 4, *[20] * rank], [*(k // 2 for k in kernel)] * 2
+    size, pads = [1, channels, *[20] * rank], [*(k // 2 for k in kernel)] * 2
     node = helper.make_node("Conv", ["x", "w"], ["y"], pads=pads, group=groups)
-    weight = rng.normal(size=(4, 4 // groups, *kernel)).astype(np.float32)
+    weight = rng.normal(size=(4, channels // groups, *kernel)).astype(np.float32)
+    result = helper.make_tensor_value_info("y", 1, [1, 4, *size[2:]])
     graph = helper.make_graph(
-        [node], "g", [helper.make_tensor_value_info("x", 1, size)], [helper.make_tensor_value_info("y", 1, size)],
-        [numpy_helper.from_array(weight, "w")],
-    )  # fmt: skip
+        [node], "g", [helper.make_tensor_value_info("x", 1, size)], [result], [numpy_helper.from_array(weight, "w")]
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     is_wrong = np.prod(kernel) == 9 and kernel != (3, 3) and groups == 1
     assert bool(rnn_lower.lint(model, "opencv").findings) == is_wrong

@@ -69,14 +69,14 @@ class Comparison:
         for index, (name, wanted, result) in enumerate(zip(names, expected, actual, strict=True)):
             new = self._compared(name, wanted, result)
             others = [each[index] for each in moved]
-            if not new.ok and self._compared(name, wanted, result, 1.0).ok:
-                self._small.append((name, wanted, result))
-                new = dataclasses.replace(new, ok=True, reason="")
-            elif not new.ok and self._rounding and _is_discrete(wanted, result, others):
+            if not new.ok and self._rounding and _is_discrete(wanted, result, others):
                 new = dataclasses.replace(new, ok=True, reason=f"{new.reason}, possibly because of rounding")
             elif not new.ok and self._rounding and _is_amplified(wanted, result, others):
                 text = f"{new.reason}, because the model amplifies rounding, also that of its inputs"
                 new = dataclasses.replace(new, ok=True, reason=text)
+            elif not new.ok and self._compared(name, wanted, result, 1.0).ok:
+                self._small.append((name, wanted, result))
+                new = dataclasses.replace(new, ok=True, reason="")
             self._filled |= {name} if has_content(wanted) else set()
             count = math.inf if isinstance(wanted, list) or np.asarray(wanted).dtype.kind in "fcV" else np.size(wanted)
             self._labels[name] = self._labels.get(name, 0) + count
@@ -100,10 +100,15 @@ class Comparison:
 
     def reports(self) -> tuple[OutputReport, ...]:
         """The largest differences of each output so far; a run of small numbers counts with the largest of all runs."""
-        reports = dict(self._reports)
-        for name, wanted, result in self._small:
-            largest = self._reports[name].max_abs_value
-            reports[name] = _worst(reports[name], self._compared(name, wanted, result, largest))
+        reports, waiting = dict(self._reports), self._small
+        self._small = []
+        for name, wanted, result in waiting:
+            new = self._compared(name, wanted, result, self._reports[name].max_abs_value)
+            reports[name] = _worst(reports[name], new)
+            if new.ok:  # and stays so, as the largest number only grows
+                self._reports[name] = _worst(self._reports[name], new)
+            else:
+                self._small.append((name, wanted, result))
         return tuple(reports.values())
 
 

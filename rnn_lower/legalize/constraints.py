@@ -147,7 +147,7 @@ def _attributes(limit: Mapping[str, Sequence[Any]], use: NodeView) -> Iterator[s
 def _kernels(limit: Sequence[Sequence[int]], use: NodeView) -> Iterator[str]:
     weight = use.inputs[1].shape if len(use.inputs) > 1 and use.inputs[1] is not None else None
     shape = use.parameter("kernel_shape") or (None if weight is None else weight[2:])
-    is_depthwise = weight is not None and len(weight) > 1 and weight[1] == 1
+    is_depthwise = weight is not None and weight[:2] == (use.attribute("group") or 1, 1)
     if shape is not None and [*shape] in [[*each] for each in limit] and not is_depthwise:
         yield f"its kernel is {[*shape]}"
 

@@ -168,9 +168,9 @@ def _is_locked(file: BinaryIO) -> bool:
 
 
 def _unmentioned(candidates: list[Path], own: Collection[Path]) -> list[Path]:
-    """The files that no link, no other file of the folder, whatever its name, and no small model above it mentions.
+    """The files that no link, no model of the folder, and no small other file or model above it mentions.
 
-    None if the search would be too long.
+    An empty list if the search would be too long.
     """
     if not candidates:
         return []
@@ -179,20 +179,29 @@ def _unmentioned(candidates: list[Path], own: Collection[Path]) -> list[Path]:
     links = {os.path.realpath(neighbour) for neighbour in neighbours if neighbour.is_symlink()}
     above = (_named_like_models(each, unnamed=False) for each in Path(os.path.realpath(folder)).parents)
     try:
-        beside = _sizes(path for path in neighbours if not _OWN_DATA.search(path.name))
-        if sum(beside.values()) > SEARCHED:
+        models = _sizes(path for path in neighbours if _is_of_model(path.suffix, unnamed=True))
+        if sum(models.values()) > SEARCHED:
             logger.warning(
-                "kept %s, which may no longer be needed, because the other files in %s are too large to search for "
+                "kept %s, which may no longer be needed, because the other models in %s are too large to search for "
                 "references to it", candidates[0], folder,
             )  # fmt: skip
             return []
-        larger = sorted(_sizes(itertools.chain(*above)).items(), key=lambda pair: pair[1])
-        totals = itertools.accumulate(size for _, size in larger)  # what has its weights inside refers to no others
-        searched = [*beside, *(path for (path, _), total in zip(larger, totals, strict=True) if total <= SEARCHED)]
-        named = {path for path in candidates for file in searched if any(_mentions(file, s) for s in _spelled(path))}
-    except OSError:  # a file that cannot be read may refer to any other
+        named = _mentioned(candidates, models)
+    except OSError:  # a model that cannot be read may refer to any other
         return []
+    others = (path for path in neighbours if path not in models and not _OWN_DATA.search(path.name))
+    smallest = sorted(_sizes(itertools.chain(others, *above)).items(), key=lambda pair: pair[1])
+    totals = itertools.accumulate(size for _, size in smallest)  # large files hold weights, and refer to no others
+    for (path, _), total in zip(smallest, totals, strict=True):
+        with contextlib.suppress(OSError):
+            named |= _mentioned(candidates, [path] if total <= SEARCHED else [])
     return [path for path in candidates if path not in named and os.path.realpath(path) not in links]
+
+
+def _mentioned(candidates: Collection[Path], files: Iterable[Path]) -> set[Path]:
+    """The candidates whose names some files contain."""
+    spelled = {name: path for path in candidates for name in _spelled(path)}
+    return {spelled[name] for file in files for name in _mentions(file, spelled)}
 
 
 def _sizes(paths: Iterable[Path]) -> dict[Path, int]:
@@ -222,7 +231,7 @@ def owners(path: Path) -> Iterator[Path]:
         for model in _named_like_models(folder, unnamed=folder == path.parent):
             with contextlib.suppress(OSError):  # it cannot be read
                 searched = model != path and model.is_file() and model.stat().st_size < MOST_BYTES
-                names = data_names(model) if searched and any(_mentions(model, s) for s in _spelled(path)) else {}
+                names = data_names(model) if searched and _mentions(model, _spelled(path)) else {}
                 if os.fspath(path) in {os.path.realpath(folder / name) for name in names}:
                     yield model
 
@@ -250,12 +259,11 @@ def is_model(path: Path) -> bool:
         return False
 
 
-def _mentions(path: Path, name: bytes) -> bool:
-    """Whether a file contains a name; cheaper than parsing, and errs on the side of keeping files."""
-    overlap = b""
+def _mentions(path: Path, names: Collection[bytes]) -> set[bytes]:
+    """The names that a file contains; cheaper than parsing, and errs on the side of keeping files."""
+    overlap, found, longest = b"", set[bytes](), max(map(len, names), default=0)
     with open(path, "rb") as file:
         while piece := file.read(1 << 22):
-            if name in overlap + piece:
-                return True
-            overlap = piece[-len(name) :]
-    return False
+            found.update(name for name in names if name in overlap + piece)
+            overlap = piece[-longest:]
+    return found

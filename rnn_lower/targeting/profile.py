@@ -101,8 +101,11 @@ class Target:
         return measured
 
     def keeps(self, node: RecurrentNode) -> bool:
-        """Whether a node should be kept: it runs correctly, and no more slowly than lowered."""
-        return self.verdict(node).kind == RIGHT and self._as_fast(node)
+        """Whether a node should be kept: it runs correctly, and no more slowly than lowered.
+
+        A runtime that does not support nested Scans runs native nodes as Scans, too.
+        """
+        return self.verdict(node).kind == RIGHT and self._as_fast(node) and not self._would_nest(node)
 
     def _as_fast(self, node: RecurrentNode) -> bool:
         least = self.faster_lowered.get(node.op_type)

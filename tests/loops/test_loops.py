@@ -305,6 +305,20 @@ def test_a_loop_whose_steps_are_limited_where_no_size_is_tried_is_not_raised(tex
     assert loops_of(rnn_lower.raise_loops(model)) == ["loop"]
 
 
+def test_a_loop_behind_an_embedding_is_raised():
+    """The number of steps is a size of what a table gives, which is that of the indices."""
+    model = keras_gru()
+    (x,) = [value for value in model.graph.input if value.name == "x"]
+    features = x.type.tensor_type.shape.dim[2].dim_value
+    model.graph.initializer.extend(constants(embedding=np.ones((500, features), "f4")))
+    model.graph.input.remove(x)
+    model.graph.input.insert(0, info("ids", INT64, ["N", "T"]))
+    model.graph.node.insert(0, helper.make_node("Gather", ["embedding", "ids"], ["x"]))
+    raised = rnn_lower.raise_loops(model)
+    assert loops_of(raised) == []
+    assert rnn_lower.prove(model, raised)
+
+
 @pytest.mark.parametrize("kind", ["bits", "digits"])
 def test_a_loop_that_counts_its_steps_without_integers_is_not_raised(kind):
     nodes, dtype, count = _counts(kind)

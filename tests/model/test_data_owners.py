@@ -222,10 +222,10 @@ def test_a_neighbour_that_cannot_be_read_may_need_the_data(tmp_path, monkeypatch
     secret.write_bytes(b"")
     search = stale_files._mentions
 
-    def refuse(path, name):
+    def refuse(path, names):
         if path == secret:
             raise PermissionError(13, "Permission denied", str(path))
-        return search(path, name)
+        return search(path, names)
 
     monkeypatch.setattr(stale_files, "_mentions", refuse)
     assert lower(source, source) == 0

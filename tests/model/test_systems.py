@@ -120,7 +120,7 @@ def test_stale_data_stays_where_the_search_for_its_owner_would_be_long(tmp_path,
         for _ in range(2):
             rnn_lower.lower_file(source, tmp_path / "out.onnx")
     assert len(list(tmp_path.glob("out.onnx.*.data"))) == 2
-    assert ", which may no longer be needed, because the other files" in caplog.text
+    assert ", which may no longer be needed, because the other models" in caplog.text
 
 
 def test_the_checksum_of_other_data_is_not_copied(tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, LOOPS
-from rnn_lower.ir.traits import DATA_MOVEMENT, MEASURING
+from rnn_lower.ir.traits import DATA_MOVEMENT, ELEMENTWISE, MEASURING
 from rnn_lower.ir.walk import Scope, constant, nodes, subgraphs, upstream
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.exact.call import OutOfScopeError, cast_type
@@ -61,11 +61,31 @@ Known = Mapping[ir.Value | None, np.ndarray]
 """The values that constants alone determine."""
 
 
-def compared_numbers(comparisons: Iterable[ir.Node], known: Known) -> Iterator[int]:
-    """Yield the constants that comparisons read, and their neighbours. known: what constants alone determine."""
+ListKey = tuple[str, tuple[int, ...], bytes]
+"""What two equal constants have in common."""
+
+
+def compared_lists(comparisons: Iterable[ir.Node], known: Known) -> set[ListKey]:
+    """The constants of many elements that comparisons read. known: what constants alone determine."""
+    arrays = (known.get(value, constant(value)) for node in comparisons for value in node.inputs)
+    return {_key(array) for array in arrays if array is not None and array.size > FEW}
+
+
+def _key(array: np.ndarray) -> ListKey:
+    return str(array.dtype), array.shape, array.tobytes()
+
+
+def compared_numbers(
+    comparisons: Iterable[ir.Node], known: Known, shared: Set[ListKey] = frozenset()
+) -> Iterator[int]:  # fmt: skip
+    """Yield the constants that comparisons read, and their neighbours.
+
+    known: what constants alone determine.  shared: lists that do not count, because both models compare with them.
+    """
     for array in (known.get(value, constant(value)) for node in comparisons for value in node.inputs):
-        different = () if array is None or array.dtype.kind not in "iuf" else np.unique(array)
-        numbers = [int(n) for n in different if np.isfinite(n) and abs(int(n)) < 2**62]
+        if array is None or array.dtype.kind not in "iuf" or (array.size > FEW and _key(array) in shared):
+            continue
+        numbers = [int(n) for n in np.unique(array) if np.isfinite(n) and abs(int(n)) < 2**62]
         yield from (n + more for n in numbers for more in (-1, 0, 1))
 
 
@@ -84,11 +104,12 @@ def _counted(node: ir.Node, scope: Scope, known: Known, whole: bool) -> Iterator
             continue
         if axes is not None and scope.outer is not None and index in (1, 2):
             array = array[np.ravel(axes)[: array.size] == 0]
-        different = np.unique(array)
-        if different.size <= FEW or (whole and node.op_type in COMPARISONS):
-            yield from _numbers(different)
-        elif whole:
-            yield from _numbers(different[[0, -1]])
+        if array.size <= FEW:
+            yield from _numbers(array)
+        elif whole or node.op_type in COMPARISONS:
+            different = np.unique(array)
+            is_few = different.size <= FEW or (whole and node.op_type in COMPARISONS)
+            yield from _numbers(different if is_few else different[[0, -1]]) if is_few or whole else ()
 
 
 def counted_numbers(
@@ -248,12 +269,20 @@ def _is_limited(node: ir.Node, known: Known) -> bool:
     if node.op_type == "Cast":
         return cast_type(node.attributes["to"].value) not in (*WIDE, ir.DataType.BOOL)
     if node.op_type in MEASURING:
-        moved = upstream(node.inputs[:1], lambda maker, _: maker.inputs[:1] if maker.op_type in DATA_MOVEMENT else ())
+        moved = upstream(node.inputs[:1], _of_same_size)
         makers = [maker for value in moved if value not in known and (maker := value.producer()) is not None]
-        return any(maker.op_type in SELECTING and _is_known(maker.inputs[0], known) for maker in makers)
+        return any(maker.op_type in ("Slice", "Split") and _is_known(maker.inputs[0], known) for maker in makers)
     arrays = [array for value in node.inputs if (array := known.get(value, constant(value))) is not None]
     is_table = any(array.dtype.kind in "iuf" and np.unique(array).size > FEW for array in arrays)
     return is_table or (node.op_type in SELECTING and _is_known(node.inputs[0], known))
+
+
+def _of_same_size(maker: ir.Node, _: int) -> Sequence[ir.Value | None]:
+    """The operand that decides how large the results of a node are, if it is one."""
+    if maker.op_type in TABLES:
+        return maker.inputs[1:2]
+    is_plain = maker.op_type in ELEMENTWISE and len(maker.inputs) == 1
+    return maker.inputs[:1] if is_plain or maker.op_type in DATA_MOVEMENT else ()
 
 
 def _is_known(value: ir.Value | None, known: Known) -> bool:

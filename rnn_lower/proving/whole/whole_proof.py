@@ -30,7 +30,7 @@ from rnn_lower.proving.nodes.node_proof import FAILURE
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof, Proof
 from rnn_lower.proving.whole.congruence import COLLISION, congruence_keys, incongruent_outputs
 from rnn_lower.proving.whole.integer_flow import IntegerFlow
-from rnn_lower.proving.whole.thresholds import MOST_COUNTED, TRIED_NUMBERS, compared_numbers
+from rnn_lower.proving.whole.thresholds import MOST_COUNTED, TRIED_NUMBERS, compared_lists, compared_numbers
 from rnn_lower.proving.whole.whole_evaluator import COMPARISONS, FEW, NotRunError, WholeEvaluator
 from rnn_lower.proving.whole.whole_inputs import (
     SIZES,
@@ -329,13 +329,15 @@ class _Comparison:
     def _numbers_to_try(self) -> set[int]:
         """The constants with which a model compares what depends on integers of the caller, and their neighbours."""
         dependent = set[ir.Value | None]().union(*(flow.elements for flow in self.task.flows))
-        numbers = set[int]()
-        for model, known in zip(self.task.models, self.task.known, strict=True):
-            comparing = [node for node, _ in nodes(model) if node.op_type in COMPARISONS]
-            reading = [node for node in comparing if not dependent.isdisjoint(node.inputs)]
-            numbers.update(compared_numbers(reading, known))
+        numbers, comparing = set[int](), list[list[ir.Node]]()
+        for model in self.task.models:
+            comparing.append([node for node, _ in nodes(model) if node.op_type in COMPARISONS])
+        both = set.intersection(*itertools.starmap(compared_lists, zip(comparing, self.task.known, strict=True)))
+        for some, known in zip(comparing, self.task.known, strict=True):
+            reading = [node for node in some if not dependent.isdisjoint(node.inputs)]
+            numbers.update(compared_numbers(reading, known, both))
         if len(numbers) > TRIED_NUMBERS:
-            raise OutOfScopeError(f"the models compare integers with more than {TRIED_NUMBERS // 3} constants")
+            raise OutOfScopeError(f"the models compare integers with constants that make {len(numbers)} trials")
         return numbers
 
     def _drawn(self, trial: Trial, field: Field) -> tuple[dict[str, Array], dict[str, Array]]:

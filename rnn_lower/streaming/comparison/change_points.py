@@ -27,6 +27,7 @@ from rnn_lower.proving.whole.thresholds import (
     TRIED_NUMBERS,
     Known,
     check_bodies,
+    compared_lists,
     compared_numbers,
     known_sizes,
     known_values,
@@ -69,7 +70,7 @@ def change_points_of(original: Document, streaming: Document, plan: Plan) -> Cha
         raise OutOfScopeError(f"{node.op_type} '{node.name}' computes an integer that may change at any size")
     sizes = dataclasses.replace(sizes, quotients=sizes.quotients - old.quotients)
     return ChangePoints(
-        sizes, [*counters.values()], fixed, _numbers_to_try(original, streaming, known[1], tables),
+        sizes, [*counters.values()], fixed, _numbers_to_try(original, streaming, known, tables),
         functions={**old.functions, **sizes.functions}, known={**known[0], **known[1]},
     )  # fmt: skip
 
@@ -124,19 +125,20 @@ def _new_tables(original: Document, streaming: Document, known: Sequence[Known])
 
 
 def _numbers_to_try(
-    original: Document, streaming: Document, known: Known, tables: Mapping[ir.Node, int]
+    original: Document, streaming: Document, known: Sequence[Known], tables: Mapping[ir.Node, int]
 ) -> dict[str, set[int]]:
     """By input of integers or booleans, the numbers at which the streaming model may change.
 
-    known: what constants determine.  tables: the rows of tables that the original does not have, by node.
-    Raises OutOfScopeError if there are too many.
+    known: what constants determine in the original and in the streaming model.  tables: the rows of tables that the
+    original does not have, by node.  Raises OutOfScopeError if there are too many.
     """
+    old = compared_lists((node for node, _ in nodes(original.model) if node.op_type in COMPARISONS), known[0])
     dependent = IntegerFlow(streaming.model).elements
     reading = [node for node, _ in nodes(streaming.model) if not dependent.isdisjoint(node.inputs)]
-    numbers = set(compared_numbers([node for node in reading if node.op_type in COMPARISONS], known))
+    numbers = set(compared_numbers([node for node in reading if node.op_type in COMPARISONS], known[1], old))
     numbers.update(*(range(rows) for node, rows in tables.items() if node in reading))
     if len(numbers) > TRIED_NUMBERS:
-        raise OutOfScopeError(f"the streaming model compares integers with more than {TRIED_NUMBERS // 3} constants")
+        raise OutOfScopeError(f"the streaming model compares integers with constants that make {len(numbers)} trials")
     recurrent = (node for node, _ in recurrent_nodes(original.model))
     index = INPUTS.index("sequence_lens")
     lengths = [value for node in recurrent for value in node.inputs[index : index + 1]]
