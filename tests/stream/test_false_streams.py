@@ -659,21 +659,44 @@ SQUARE = """
     "numbers",
     [
         "q = Div(n, ff)", "d = Sub(n, ff) e = Max(d, zero) q = Min(e, one)", "p = Mul(n, f) q = Div(p, ff)",
-        "d = Div(n, f) q = Div(d, f)", "b = Cast<to = 2>(n) e = Cast<to = 7>(b) m = Min(e, one) q = Sub(one, m)",
     ],
 )  # fmt: skip
 def test_numbers_that_follow_from_sizes_are_thresholds(numbers):
-    """A stream without a result for batches of 36 rows and more, the square of the number of features, or of 256 rows."""
+    """A stream without a result for batches of 36 rows and more, where 36 is the square of the number of features."""
     stream = rnn_lower.stream(stack_of(lstm), axis="T")
     text = f"""g (float[N,T,6] x, float[N,T,6] y0, int64 zero, int64 one, int64 two) => (float[N,T,6] y) {{
         {SQUARE} {numbers} c = Min(q, one)
         none = Sub(y0, y0) both = Concat<axis = 1>(y0, none) first = Mul(c, t) all = Range(zero, t, one)
         rows = Add(all, first) y = Gather<axis = 1>(both, rows) }}"""
     made = behind_y(stream, *onnx.parser.parse_graph(text).node, zero=0, one=1, two=2)
-    large = np.concatenate([X[:1]] * (256 if "Cast" in numbers else 40))
+    large = np.concatenate([X[:1]] * 40)
     wanted, found = (rnn_lower.StreamingSession(model).run({"x": large})["y"] for model in (stream, made))
     assert np.any(wanted != found)
     assert not rnn_lower.prove_streaming(stack_of(lstm), made).ok
+
+
+QUOTIENTS = {
+    "e = Div(n, six) q = Div(e, six)": 36, "d = Div(n, six) e = Sub(d, many) q = Div(e, six)": 252,
+    "b = Cast<to = 2>(n) e = Cast<to = 7>(b) m = Min(e, one) q = Sub(one, m)": 256,
+}  # fmt: skip
+"""Numbers that are 1 for so many rows, and 0 for fewer."""
+
+
+@pytest.mark.parametrize("numbers", ["q = Identity(zero)", *QUOTIENTS])
+def test_integers_of_one_size_that_change_at_no_constant(numbers):
+    """A stream with zeros instead of its result where such a number is 1; the first number is always 0."""
+    stream = rnn_lower.stream(stack_of(lstm), axis="T")
+    text = f"""g (float[N,T,6] x, float[N,T,6] y0, int64 zero, int64 one, int64 six, int64 many, int64[1] first) => (float[N,T,6] y) {{
+        s = Shape(x) n = Gather(s, zero) {numbers}
+        none = Sub(y0, y0) u = Unsqueeze(y0, first) v = Unsqueeze(none, first) both = Concat<axis = 0>(u, v)
+        y = Gather<axis = 0>(both, q) }}"""
+    nodes = onnx.parser.parse_graph(text).node
+    made = behind_y(stream, *nodes, zero=0, one=1, six=6, many=36, first=[0])
+    if (rows := QUOTIENTS.get(numbers)) is not None:
+        large = np.concatenate([X[:1]] * rows)
+        wanted, found = (rnn_lower.StreamingSession(model).run({"x": large})["y"] for model in (stream, made))
+        assert np.any(wanted != found)
+    assert rnn_lower.prove_streaming(stack_of(lstm), made).ok == (rows is None)
 
 
 def of_caller(text: str, kind: str, default: int | None = None) -> onnx.ModelProto:

@@ -126,7 +126,7 @@ def _sizes_from(
         keys.update(dict.fromkeys(node.outputs, digest(f"{node.op_type} {attributes_key(node)} {of}", arrays)))
         read_growths = [growths.get(value, Growth()) for value in computed]
         growth = _growth(node, read_growths, arrays)
-        quotients |= _quotients(node, max((each.divisor for each in read_growths), default=1), arrays)
+        quotients |= _quotients(node, read_growths, arrays)
         growths.update(dict.fromkeys(node.outputs, growth))
         passed = math.ceil(min(growth.added, sys.maxsize) / growth.least)
         from_plain = plain >= computed or node.op_type in counting
@@ -159,11 +159,16 @@ def _sizes_from(
     return Sizes(sizes, functions, swept, relating, quotients)
 
 
-def _quotients(node: ir.Node, divisor: float, arrays: Sequence[np.ndarray | None]) -> set[int]:
-    """The size at which a quotient reaches the constants that a node divides it by or compares it with."""
+def _quotients(node: ir.Node, growths: Sequence[Growth], arrays: Sequence[np.ndarray | None]) -> set[int]:
+    """Sizes at which quotients have passed the constants that a node divides them by or compares them with.
+
+    growths: of the computed operands.  arrays: the constant ones.
+    """
     number = max(map(_largest, arrays), default=0)
-    reads = node.op_type in ("Add", "Div", "Sub", *COMPARE) and divisor > 1 and number > 0
-    return {math.ceil(min(divisor * number, sys.maxsize))} if reads else set()
+    if node.op_type not in ("Add", "Div", "Sub", *COMPARE) or not number:
+        return set()
+    passed = (each.divisor * (each.added + number) for each in growths if each.divisor > 1)
+    return {math.ceil(min(each, sys.maxsize)) for each in passed}
 
 
 def _relates(node: ir.Node, computed: Collection[ir.Value], types: Sequence[ir.DataType | None]) -> bool:
