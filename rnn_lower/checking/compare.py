@@ -215,8 +215,8 @@ def compare(
     ok = bool(np.all(within))
     reason = "" if ok else f"{int(np.sum(~within))} of {x.size} values differ"
     ulp = _in_ulp(difference, x, a.dtype)
-    largest = float(np.max(np.abs(x), where=np.isfinite(x), initial=0.0))
-    return OutputReport(name, b.shape, float(difference.max()), float(relative.max()), ok, reason, ulp, largest)
+    size = float(np.max(np.abs(x), where=np.isfinite(x), initial=0.0))
+    return OutputReport(name, b.shape, float(difference.max()), float(relative.max()), ok, reason, ulp, size)
 
 
 def _sizes(x: np.ndarray, rounding: bool, largest: float) -> np.ndarray:
@@ -224,8 +224,9 @@ def _sizes(x: np.ndarray, rounding: bool, largest: float) -> np.ndarray:
 
     Large numbers hide no difference in other units and rows. If all numbers are less than 1, the largest of all runs
     is the least scale, because functions such as Sigmoid have a constant absolute error.
-    largest: of other runs.  rounding: the scale is the largest number of the index of
-    the last axis, and at least the median of all of these, because small numbers may come from cancellation.
+
+    largest: of other runs.  rounding: the scale is the largest number of the index of the last axis, and at least the
+    median of all of these, because small numbers may come from cancellation.
     """
     if not x.ndim:
         return np.asarray(np.maximum(np.abs(np.where(np.isfinite(x), x, 0.0)), min(largest, 1.0)))

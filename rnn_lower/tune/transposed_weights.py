@@ -43,6 +43,6 @@ def separate_dequantized(b: GraphBuilder, nodes: Sequence[ir.Node]) -> dict[ir.V
 
 
 def _is_dequantized(value: ir.Value | None) -> bool:
-    """Whether DequantizeLinear computes a value, apart from moves."""
+    """Whether a value is the result of a DequantizeLinear, or data movement of one."""
     moved = upstream([value], lambda maker, _: maker.inputs[:1] if maker.op_type in DATA_MOVEMENT else ())
     return any(maker.op_type == "DequantizeLinear" for each in moved if (maker := each.producer()) is not None)

@@ -679,7 +679,7 @@ QUOTIENTS = {
     "e = Div(n, six) q = Div(e, six)": 36, "d = Div(n, six) e = Sub(d, many) q = Div(e, six)": 252,
     "b = Cast<to = 2>(n) e = Cast<to = 7>(b) m = Min(e, one) q = Sub(one, m)": 256,
 }  # fmt: skip
-"""Numbers that are 1 for so many rows, and 0 for fewer."""
+"""By the text of an integer: the number of rows from which it is 1; for a smaller batch, it is 0."""
 
 
 @pytest.mark.parametrize("numbers", ["q = Identity(zero)", *QUOTIENTS])

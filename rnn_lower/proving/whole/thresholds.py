@@ -28,7 +28,7 @@ SHAPES = ("Concat", "ConstantOfShape", "Expand", "Reshape", "Split", "Squeeze", 
 TABLES = ("Gather", "GatherElements", "GatherND")
 """Operators that look up rows of their first input by index."""
 
-SELECTING = (*TABLES, "Slice", "Split")
+TABLE_READERS = (*TABLES, "Slice", "Split")
 """Operators that select rows of their first input, at most as many as it has."""
 
 POSITIONS = (*TABLES, "Scatter", "ScatterElements", "ScatterND", "Slice")
@@ -104,12 +104,14 @@ def _counted(node: ir.Node, scope: Scope, known: Known, whole: bool) -> Iterator
             continue
         if axes is not None and scope.outer is not None and index in (1, 2):
             array = array[np.ravel(axes)[: array.size] == 0]
-        if array.size <= FEW:
-            yield from _numbers(array)
-        elif whole or node.op_type in COMPARISONS:
-            different = np.unique(array)
-            is_few = different.size <= FEW or (whole and node.op_type in COMPARISONS)
-            yield from _numbers(different if is_few else different[[0, -1]]) if is_few or whole else ()
+        is_compared = node.op_type in COMPARISONS
+        if array.size > FEW and not (whole or is_compared):
+            continue
+        different = array if array.size <= FEW else np.unique(array)
+        if different.size <= FEW or (whole and is_compared):
+            yield from _numbers(different)
+        elif whole:
+            yield from _numbers(different[[0, -1]])
 
 
 def counted_numbers(
@@ -274,7 +276,7 @@ def _is_limited(node: ir.Node, known: Known) -> bool:
         return any(maker.op_type in ("Slice", "Split") and _is_known(maker.inputs[0], known) for maker in makers)
     arrays = [array for value in node.inputs if (array := known.get(value, constant(value))) is not None]
     is_table = any(array.dtype.kind in "iuf" and np.unique(array).size > FEW for array in arrays)
-    return is_table or (node.op_type in SELECTING and _is_known(node.inputs[0], known))
+    return is_table or (node.op_type in TABLE_READERS and _is_known(node.inputs[0], known))
 
 
 def _of_same_size(maker: ir.Node, _: int) -> Sequence[ir.Value | None]:

@@ -329,9 +329,8 @@ class _Comparison:
     def _numbers_to_try(self) -> set[int]:
         """The constants with which a model compares what depends on integers of the caller, and their neighbours."""
         dependent = set[ir.Value | None]().union(*(flow.elements for flow in self.task.flows))
-        numbers, comparing = set[int](), list[list[ir.Node]]()
-        for model in self.task.models:
-            comparing.append([node for node, _ in nodes(model) if node.op_type in COMPARISONS])
+        numbers = set[int]()
+        comparing = [[node for node, _ in nodes(model) if node.op_type in COMPARISONS] for model in self.task.models]
         both = set.intersection(*itertools.starmap(compared_lists, zip(comparing, self.task.known, strict=True)))
         for some, known in zip(comparing, self.task.known, strict=True):
             reading = [node for node in some if not dependent.isdisjoint(node.inputs)]

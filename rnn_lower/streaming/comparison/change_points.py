@@ -23,7 +23,7 @@ from rnn_lower.proving.whole.integer_flow import IntegerFlow
 from rnn_lower.proving.whole.size_functions import NO_SIZES, Sizes, sizes_in
 from rnn_lower.proving.whole.thresholds import (
     MOST_COUNTED,
-    SELECTING,
+    TABLE_READERS,
     TRIED_NUMBERS,
     Known,
     check_bodies,
@@ -109,8 +109,9 @@ def _new_tables(original: Document, streaming: Document, known: Sequence[Known])
     """
     old, small = dict[tuple[int, ...], list[np.ndarray]](), dict[ir.Node, int]()
     for node, _ in nodes(streaming.model):
-        arrays = [known[1].get(value, constant(value)) for value in node.inputs] if node.op_type in SELECTING else []
-        array = next(iter(arrays), None)
+        if node.op_type not in TABLE_READERS:
+            continue
+        array, *_ = arrays = [known[1].get(value, constant(value)) for value in node.inputs]
         if array is None or all(each is not None for each in arrays):
             continue
         if array.shape not in old:

@@ -91,7 +91,8 @@ def _hand_on(
     new = work.names.unique(f"{site.name}/{letter}_last") if work.is_nested(site) else state.output
     final = ir.Value(name=old or new)
     if ended is not None:
-        final = _held(site, letter, ended, current)
+        raw = site.divert(f"{letter}_raw", index)
+        final = _held(site, letter, ended, current, raw)
         site.rename(final, old or new)
     elif not old:
         put(outputs, index, new)
@@ -103,9 +104,8 @@ def _hand_on(
         work.hand_on(site, final, state)
 
 
-def _held(site: Site, letter: str, ended: ir.Value, current: ir.Value) -> ir.Value:
-    """The final state, which rows that ended before keep."""
-    raw = site.divert(f"{letter}_raw", STATES[letter][1])
+def _held(site: Site, letter: str, ended: ir.Value, current: ir.Value, raw: ir.Value) -> ir.Value:
+    """The final state: the current one in rows that ended before, and what the node computes, `raw`, in the others."""
     return site.behind.op("Where", ended, current, raw, name=f"{letter}_held")
 
 
@@ -149,8 +149,9 @@ def _leave_to_caller(
         lost = "" if returned else ", and the model does not return the final state of the node unchanged"
         raise UnsupportedError(f"{reason}{lost}; use a separate input as the initial state of the node{fixed}")
     if ended is not None:
-        old = site.message.output[STATES[letter][1]]
-        site.rename(_held(site, letter, ended, site.input(STATES[letter][0])), old)
+        first, index = STATES[letter]
+        old, raw = site.message.output[index], site.divert(f"{letter}_raw", index)
+        site.rename(_held(site, letter, ended, site.input(first), raw), old)
     back = {str(value.name) for value in returned}
     for initial in inputs_of(model, start):
         work.left.add(str(initial.name))
@@ -173,7 +174,10 @@ def _reshaped_input(value: ir.Value) -> ir.Value | None:
 def _add_final_output(
     work: GraphEditor, read: RecurrentNode, letter: str, initial: ir.Value, ended: ir.Value | None
 ) -> None:  # fmt: skip
-    """Return the final state as an output in the shape of the input of the initial state. ended: see `_carry`."""
+    """Return the final state as an output in the shape of the input of the initial state.
+
+    ended: the rows that keep their state.
+    """
     site, (first, index), source = work.at(read.node), STATES[letter], str(initial.name)
     if work.is_nested(site) or initial.dtype is None:
         raise UnsupportedError(
@@ -183,7 +187,7 @@ def _add_final_output(
     has_output = index < len(site.message.output) and site.message.output[index]
     final = site.output(index) if has_output else site.divert(f"{letter}_last", index)
     if ended is not None:
-        final = site.behind.op("Where", ended, site.input(first), final, name=f"{letter}_held")
+        final = _held(site, letter, ended, site.input(first), final)
     shape = site.behind.op("Shape", ir.Value(name=source), name="shape")
     result = work.names.unique(f"{read.name}/{letter}_out")
     site.rename(site.behind.op("Reshape", final, shape, name="state"), result)
